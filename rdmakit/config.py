@@ -1,0 +1,108 @@
+"""Settings from RDMAKIT_* variables and the sizes users type; the only reader of them."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+
+from rdmakit.errors import InvalidArgument
+
+__all__ = ["UCX_POLICIES", "Config", "format_size", "parse_size"]
+
+UCX_POLICIES = ("auto", "mpi", "wheel", "system", "none")
+
+_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+
+
+def parse_size(text: str) -> int:
+    """Return the bytes in ``text``: ``8``, ``64K``, ``64KiB``, ``1.5M``, ``1G`` (powers of 1024).
+
+    ``K``, ``KB`` and ``KiB`` are all 1024 bytes, as nccl-tests and OSU users type them.
+
+    Raises:
+        InvalidArgument: not a size, not whole bytes, or negative.
+    """
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?\s*", str(text), re.IGNORECASE)
+    if match is None:
+        raise InvalidArgument(f"{text!r} is not a size; write bytes as 8, 64K, 1.5M or 1G")
+    size = float(match[1]) * _UNITS[match[2].lower()]
+    if size != int(size):
+        raise InvalidArgument(f"{text!r} is {size} bytes; a size is a whole number of bytes")
+    return int(size)
+
+
+def format_size(nbytes: int) -> str:
+    """Return ``nbytes`` in the largest unit that divides it: ``64K``, ``1M``, ``1000``."""
+    for unit in ("T", "G", "M", "K"):
+        scale = _UNITS[unit.lower()]
+        if nbytes >= scale and nbytes % scale == 0:
+            return f"{nbytes // scale}{unit}"
+    return str(nbytes)
+
+
+@dataclass(frozen=True)
+class Config:
+    """What a communicator is built with; must be equal on all ranks, which is checked."""
+
+    ucx: str = "auto"
+    """Which UCX to use (RDMAKIT_UCX): auto, mpi, wheel, system, or none for the MPI channel."""
+    ranks_per_node: int = 0
+    """RDMAKIT_RANKS_PER_NODE: cut each host into virtual nodes of so many ranks; 0 is off."""
+    timeout: float = 60.0
+    """RDMAKIT_TIMEOUT: seconds one wait may take before TransferTimeout."""
+    check: bool = False
+    """RDMAKIT_CHECK: compare each collective call between the ranks before data moves."""
+    window_bytes: int = 4 << 20
+    """RDMAKIT_WINDOW: bytes of shared memory each rank gives its node's window."""
+    handlers: bool = True
+    """RDMAKIT_HANDLERS: signal handler and watchdog that name a stuck or ended rank."""
+
+    def __post_init__(self) -> None:
+        if self.ucx not in UCX_POLICIES:
+            raise InvalidArgument(f"RDMAKIT_UCX={self.ucx!r}; one of {', '.join(UCX_POLICIES)}")
+        if self.ranks_per_node < 0:
+            raise InvalidArgument(f"RDMAKIT_RANKS_PER_NODE={self.ranks_per_node}; 0 or more")
+        if not self.timeout > 0:
+            raise InvalidArgument(f"RDMAKIT_TIMEOUT={self.timeout}; seconds, more than 0")
+        if self.window_bytes < 1 << 16:
+            raise InvalidArgument(f"RDMAKIT_WINDOW={self.window_bytes}; at least 64K")
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str] | None = None) -> Config:
+        """Read the RDMAKIT_* variables.
+
+        Raises:
+            InvalidArgument: a variable has a value that is not understood; the text names it.
+        """
+        env = os.environ if environ is None else environ
+        values: dict[str, object] = {}
+        for variable, field, convert in (
+            ("RDMAKIT_UCX", "ucx", str.lower),
+            ("RDMAKIT_RANKS_PER_NODE", "ranks_per_node", int),
+            ("RDMAKIT_TIMEOUT", "timeout", float),
+            ("RDMAKIT_CHECK", "check", _flag),
+            ("RDMAKIT_WINDOW", "window_bytes", parse_size),
+            ("RDMAKIT_HANDLERS", "handlers", _flag),
+        ):
+            text = env.get(variable, "").strip()
+            if text:
+                try:
+                    values[field] = convert(text)  # type: ignore[operator]
+                except ValueError as exc:
+                    raise InvalidArgument(f"{variable}={text!r}: {exc}") from exc
+        return cls(**values)  # type: ignore[arg-type]
+
+    def describe(self) -> str:
+        """Return ``name=value`` of every setting, in one line."""
+        return " ".join(f"{f.name}={getattr(self, f.name)}" for f in fields(self))
+
+
+def _flag(text: str) -> bool:
+    lowered = text.lower()
+    if lowered in ("1", "y", "yes", "true", "on"):
+        return True
+    if lowered in ("0", "n", "no", "false", "off"):
+        return False
+    raise InvalidArgument("not a yes or no; write 1 or 0")

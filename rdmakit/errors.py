@@ -1,0 +1,76 @@
+"""Every exception rdmakit raises on purpose, ordered by what the caller can do about it.
+
+::
+
+    RdmaKitError
+    ├── InvalidArgument (ValueError)   the call is wrong: fix the arguments
+    ├── UnsupportedError               right call, not possible here: the text says what is missing
+    ├── SetupError                     launcher, MPI, UCX or machine not set up: the text says the cure
+    │   └── UcxUnavailable             no usable UCX in this process; the MPI channel can serve
+    ├── CollectiveMismatch             ranks called different things; raised on every rank
+    ├── CommunicatorClosed             used after close() or after an earlier error
+    └── TransportError                 data may have moved: the communicator is unusable afterwards
+        ├── ConnectError
+        ├── TransferTimeout            a wait passed its deadline
+        └── PeerLost                   the transport reported a dead peer
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "CollectiveMismatch",
+    "CommunicatorClosed",
+    "ConnectError",
+    "InvalidArgument",
+    "PeerLost",
+    "RdmaKitError",
+    "SetupError",
+    "TransferTimeout",
+    "TransportError",
+    "UcxUnavailable",
+    "UnsupportedError",
+]
+
+
+class RdmaKitError(Exception):
+    """Base of all rdmakit exceptions."""
+
+
+class InvalidArgument(RdmaKitError, ValueError):
+    """An argument is wrong; nothing was started."""
+
+
+class UnsupportedError(RdmaKitError):
+    """The call is valid but cannot be served here; the text names what is missing."""
+
+
+class SetupError(RdmaKitError):
+    """The launcher, MPI, UCX or the machine is not set up; the text names the cure."""
+
+
+class UcxUnavailable(SetupError):
+    """No usable UCX in this process."""
+
+
+class CollectiveMismatch(RdmaKitError):
+    """Ranks of one communicator made different calls; raised on every rank."""
+
+
+class CommunicatorClosed(RdmaKitError):
+    """The communicator was closed, or an earlier error made it unusable."""
+
+
+class TransportError(RdmaKitError):
+    """Communication failed after it began; the communicator is unusable from here on."""
+
+
+class ConnectError(TransportError):
+    """A peer could not be reached when connections were made."""
+
+
+class TransferTimeout(TransportError):
+    """A wait passed its deadline."""
+
+
+class PeerLost(TransportError):
+    """A transport reported that a peer is gone."""

@@ -1,0 +1,81 @@
+"""How vectors are cut, and the window counters that planners use."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rdmakit.plan.steps import Ref
+
+__all__ = [
+    "FLAGS",
+    "LANE_FREE",
+    "LANE_FULL",
+    "SLOTS",
+    "cut",
+    "free",
+    "full",
+    "joined",
+    "reduced",
+    "split",
+]
+
+SLOTS = 3
+"""Chunks of one vector that a window holds at once: one being filled, one reduced, one read."""
+
+LANE_FULL = 1
+"""Ring link inside a node: the sender's count of filled places."""
+LANE_FREE = 2
+"""Ring link inside a node: the receiver's count of emptied places."""
+FLAGS = 3 + 3 * SLOTS
+"""Counters that a window must offer to each rank."""
+
+
+def full(slot: int) -> int:
+    """Return the counter that says this rank's contribution is in ``slot`` of its area."""
+    return 3 + slot
+
+
+def reduced(slot: int) -> int:
+    """Return the counter that says this rank's shards in ``slot`` hold the result."""
+    return 3 + SLOTS + slot
+
+
+def free(slot: int) -> int:
+    """Return the counter that says this rank no longer reads ``slot`` of its peers' areas."""
+    return 3 + 2 * SLOTS + slot
+
+
+def split(count: int, parts: int) -> list[tuple[int, int]]:
+    """Divide ``count`` elements into ``parts`` (offset, count); sizes differ by at most one."""
+    base, more = divmod(count, parts)
+    pieces, offset = [], 0
+    for part in range(parts):
+        size = base + (part < more)
+        pieces.append((offset, size))
+        offset += size
+    return pieces
+
+
+def cut(count: int, limit: int) -> list[tuple[int, int]]:
+    """Divide ``count`` elements into the fewest equal (offset, count) of at most ``limit``."""
+    if limit < 1:
+        raise ValueError(f"limit {limit} leaves no room for an element")
+    return split(count, -(-count // limit)) if count else []
+
+
+def joined(refs: Sequence[Ref]) -> list[Ref]:
+    """Return ``refs`` with neighbours that touch made one, and empty ones left out."""
+    runs: list[Ref] = []
+    for ref in refs:
+        if not ref.count:
+            continue
+        last = runs[-1] if runs else None
+        if (
+            last is not None
+            and (last.space, last.owner) == (ref.space, ref.owner)
+            and last.offset + last.count == ref.offset
+        ):
+            runs[-1] = Ref(last.space, last.offset, last.count + ref.count, last.owner)
+        else:
+            runs.append(ref)
+    return runs

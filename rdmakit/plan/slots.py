@@ -1,0 +1,65 @@
+"""The window as a row of slots that chunks pass through."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rdmakit.plan.pieces import SLOTS, free, full, reduced
+from rdmakit.plan.shape import Call
+from rdmakit.plan.steps import DONE, Builder, Ref, Space
+
+__all__ = ["Slots", "chunk_elements"]
+
+
+def chunk_elements(call: Call) -> int:
+    """Return how many elements of a vector are under way together."""
+    limits, layout = call.limits, call.layout
+    slot = limits.window // SLOTS if max(layout.ranks_per_node) > 1 else limits.chunk * 4
+    return max(1, min(slot, limits.chunk) if len(layout.nodes) > 1 else slot)
+
+
+@dataclass
+class Slots:
+    """This rank's use of the window: ``SLOTS`` places of ``elements``, one chunk in each."""
+
+    b: Builder
+    peers: Sequence[int]
+    elements: int
+    _entry: list[int] | None = None
+
+    def place(self, owner: int, slot: int, offset: int, count: int) -> Ref:
+        """Return elements of ``slot`` in the area of ``owner``."""
+        assert offset + count <= self.elements
+        self.b.window = max(self.b.window, SLOTS * self.elements)
+        return Ref(Space.WINDOW, slot * self.elements + offset, count, owner)
+
+    def writable(self, turn: int) -> list[int]:
+        """Return the waits after which nobody reads the slot of chunk ``turn`` any more."""
+        if turn >= SLOTS:
+            return self.b.wait(self.peers, free(turn % SLOTS), turn - SLOTS + 1)
+        if self._entry is None:
+            self._entry = self.b.wait(self.peers, DONE, 0)
+        return self._entry
+
+    def filled(self, turn: int, after: Sequence[int]) -> None:
+        """Say that this rank's part of chunk ``turn`` is in its area."""
+        self.b.post(full(turn % SLOTS), turn + 1, after)
+
+    def await_filled(self, turn: int, owners: Sequence[int] | None = None) -> list[int]:
+        """Wait for the parts of ``owners`` (default: all peers)."""
+        owners = self.peers if owners is None else owners
+        return self.b.wait(owners, full(turn % SLOTS), turn + 1)
+
+    def finish(self, turn: int, turns: int, after: Sequence[int]) -> None:
+        """Say that this rank has read all it needs of chunk ``turn``."""
+        if turn + SLOTS < turns:
+            self.b.post(free(turn % SLOTS), turn + 1, after)
+
+    def announce(self, turn: int, after: Sequence[int]) -> None:
+        """Say that what this rank gives to its peers of chunk ``turn`` is complete."""
+        self.b.post(reduced(turn % SLOTS), turn + 1, after)
+
+    def await_announced(self, turn: int, owners: Sequence[int]) -> list[int]:
+        """Wait for what ``owners`` give."""
+        return self.b.wait(owners, reduced(turn % SLOTS), turn + 1)

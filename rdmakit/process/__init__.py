@@ -1,0 +1,1 @@
+"""How ranks start, stall and end: launchers, the phase record, the watchdog."""

@@ -1,0 +1,131 @@
+"""The seams: what a bootstrap, a window and a channel must offer.
+
+A *window* is memory that the ranks of one node can all address; a *channel* carries messages
+between ranks. Everything above this line is written against these protocols only, so that
+in-memory fakes, POSIX shared memory, CUDA IPC, UCX and MPI are interchangeable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["Bootstrap", "Bytes", "Channel", "Request", "Window"]
+
+Bytes = npt.NDArray[np.uint8]
+
+
+@runtime_checkable
+class Bootstrap(Protocol):
+    """The control plane: who the ranks are, and small opaque bytes between them."""
+
+    rank: int
+    size: int
+
+    def allgather(self, data: bytes) -> list[bytes]:
+        """Return every rank's ``data``, by rank. Collective, blocking."""
+        ...
+
+    def barrier(self) -> None:
+        """Return when all ranks have called. Collective, blocking."""
+        ...
+
+    def split(self, color: int, key: int) -> Bootstrap:
+        """Return the control plane of the ranks with equal ``color``, ordered by ``key``."""
+        ...
+
+    def abort(self, code: int) -> None:
+        """End every rank of the job. Local; does not return."""
+        ...
+
+
+class Request(Protocol):
+    """One message under way. The caller keeps the array alive until it is done."""
+
+    def done(self) -> bool:
+        """Return whether the message is complete. Local, does not block.
+
+        Raises:
+            TransportError: it failed.
+        """
+        ...
+
+
+class Channel(Protocol):
+    """Messages between ranks of the job, matched by (source, tag) in the order of posting."""
+
+    name: str
+    """What carries the messages: ``ucx``, ``mpi`` or ``memory``."""
+
+    def wrap(self, data: Bytes) -> Any:
+        """Return a reusable handle of ``data`` for send and recv. Local.
+
+        The handle may hold only the address: the memory must stay valid while it is used.
+        """
+        ...
+
+    def send(self, peer: int, handle: Any, tag: int) -> Request:
+        """Start sending the bytes behind ``handle`` to rank ``peer``. Local, does not block."""
+        ...
+
+    def recv(self, peer: int, handle: Any, tag: int) -> Request:
+        """Start receiving from rank ``peer`` into ``handle``. Local, does not block."""
+        ...
+
+    def progress(self) -> None:
+        """Move messages along; cheap when there is nothing to do."""
+        ...
+
+    def check_peers(self) -> None:
+        """Raise PeerLost if the transport knows that a peer is gone. Local."""
+        ...
+
+    def transports(self, peer: int) -> Sequence[tuple[str, str]]:
+        """Return (transport, device) of each lane to ``peer``, as the transport reports it."""
+        ...
+
+    def abandon(self, requests: Sequence[Request], keep: Sequence[object]) -> None:
+        """Give up ``requests`` after an error; ``keep`` (their memory) must outlive them."""
+        ...
+
+    def close(self) -> None:
+        """Release everything. Local, idempotent; peers must have stopped sending to this rank."""
+        ...
+
+
+class Window(Protocol):
+    """Equal areas of memory, one per rank of a node, addressable by all of them.
+
+    Each rank also owns ``flags`` counters that only it writes and all can read. A post makes
+    the rank's earlier writes to any window visible to a rank that sees the counter.
+    """
+
+    rank: int
+    """This rank's index in the window."""
+    size: int
+    """Number of ranks."""
+    nbytes: int
+    """Bytes in each rank's area."""
+    flags: int
+    """Number of counters of each rank."""
+    base: int
+    """Counter values up to here belong to earlier plans; advanced equally by all ranks."""
+
+    def area(self, owner: int) -> Bytes:
+        """Return the area of rank ``owner``. Local."""
+        ...
+
+    def post(self, flag: int, value: int) -> None:
+        """Set this rank's counter ``flag`` to ``value``, which must not be below its present one."""
+        ...
+
+    def reached(self, owner: int, flag: int, value: int) -> bool:
+        """Return whether counter ``flag`` of ``owner`` is at ``value`` or above. Does not block."""
+        ...
+
+    def close(self) -> None:
+        """Unmap. Collective in effect: call after a barrier, then do not use the areas."""
+        ...
