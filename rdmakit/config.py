@@ -56,6 +56,8 @@ class Config:
     """RDMAKIT_CHECK: compare each collective call between the ranks before data moves."""
     window_bytes: int = 4 << 20
     """RDMAKIT_WINDOW: bytes of shared memory each rank gives its node's window."""
+    node_id: str = ""
+    """RDMAKIT_NODE_ID: takes the place of the kernel's boot id where that misleads; per host."""
     handlers: bool = True
     """RDMAKIT_HANDLERS: signal handler and watchdog that name a stuck or ended rank."""
 
@@ -84,12 +86,13 @@ class Config:
             ("RDMAKIT_TIMEOUT", "timeout", float),
             ("RDMAKIT_CHECK", "check", _flag),
             ("RDMAKIT_WINDOW", "window_bytes", parse_size),
+            ("RDMAKIT_NODE_ID", "node_id", str),
             ("RDMAKIT_HANDLERS", "handlers", _flag),
         ):
             text = env.get(variable, "").strip()
             if text:
                 try:
-                    values[field] = convert(text)  # type: ignore[operator]
+                    values[field] = convert(text)
                 except ValueError as exc:
                     raise InvalidArgument(f"{variable}={text!r}: {exc}") from exc
         return cls(**values)  # type: ignore[arg-type]

@@ -7,7 +7,7 @@ in-memory fakes, POSIX shared memory, CUDA IPC, UCX and MPI are interchangeable.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -31,6 +31,10 @@ class Bootstrap(Protocol):
 
     def barrier(self) -> None:
         """Return when all ranks have called. Collective, blocking."""
+        ...
+
+    def start_barrier(self) -> Callable[[], bool]:
+        """Start a barrier and return its test. Collective; neither it nor the test blocks."""
         ...
 
     def split(self, color: int, key: int) -> Bootstrap:
@@ -79,6 +83,14 @@ class Channel(Protocol):
         """Move messages along; cheap when there is nothing to do."""
         ...
 
+    def flush(self) -> bool:
+        """Return whether all sent bytes have left this process; does not block.
+
+        A transport may report a send complete while bytes are still in its own buffer, which
+        only ``progress`` empties: whoever stops calling it flushes first.
+        """
+        ...
+
     def check_peers(self) -> None:
         """Raise PeerLost if the transport knows that a peer is gone. Local."""
         ...
@@ -113,6 +125,8 @@ class Window(Protocol):
     """Number of counters of each rank."""
     base: int
     """Counter values up to here belong to earlier plans; advanced equally by all ranks."""
+    kind: str
+    """What the memory is: ``shm`` or ``memory``."""
 
     def area(self, owner: int) -> Bytes:
         """Return the area of rank ``owner``. Local."""

@@ -138,7 +138,7 @@ with open(sys.argv[1], "rb") as file:
 rdmakit_megabytes() { # MPI GROUP...
   local sum=90
   [ "$1" = openmpi ] || sum=97
-  [ "$rdmakit_extra" = cpu ] || sum=$((sum + 200))
+  [ "$rdmakit_extra" = cpu ] || sum=$((sum + 120))
   shift
   for group; do
     case $group in test) sum=$((sum + 8)) ;; check) sum=$((sum + 30)) ;; esac

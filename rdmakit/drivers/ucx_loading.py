@@ -8,6 +8,7 @@ between mpi4py.MPI and ``load`` maps a second UCX, which is refused by name.
 from __future__ import annotations
 
 import ctypes
+import functools
 import importlib
 import os
 import threading
@@ -34,7 +35,9 @@ __all__ = [
     "UcxModule",
     "bindings",
     "endpoint_transports",
+    "flushed",
     "load",
+    "start_flush",
     "ucx_version_string",
 ]
 
@@ -160,8 +163,7 @@ def endpoint_transports(ep_handle: int) -> tuple[tuple[str, str], ...]:
     """
     if not ep_handle:
         raise InvalidArgument("endpoint handle is null; expected UCXEndpoint.handle")
-    library = ctypes.CDLL(_mapped_libucp(), mode=os.RTLD_NOLOAD)
-    query = library.ucp_ep_query
+    query = _libucp().ucp_ep_query
     query.argtypes = [ctypes.c_void_p, ctypes.POINTER(_EndpointAttributes)]
     query.restype = ctypes.c_int8
     entries = (_TransportEntry * _MOST_LANES)()
@@ -176,6 +178,42 @@ def endpoint_transports(ep_handle: int) -> tuple[tuple[str, str], ...]:
         ((entry.transport or b"").decode(), (entry.device or b"").decode())
         for entry in entries[: attributes.transports.num_entries]
     )
+
+
+def start_flush(worker_handle: int) -> int:
+    """Start a flush of a worker; return 0 when nothing was left to send. Local.
+
+    ucxx has no flush. The parameter structure is all zero: ``op_attr_mask`` 0 asks for nothing.
+
+    Raises:
+        SetupError: no UCX is mapped, or it refuses.
+    """
+    flush = _libucp().ucp_worker_flush_nbx
+    flush.argtypes, flush.restype = [ctypes.c_void_p, ctypes.c_void_p], ctypes.c_void_p
+    request = flush(worker_handle, ctypes.byref(_NO_PARAMETERS)) or 0
+    if request >= (1 << 64) - 100:  # UCS_PTR_IS_ERR: a negative status in place of a pointer
+        raise SetupError(f"ucp_worker_flush_nbx failed: status {request - (1 << 64)}")
+    return int(request)
+
+
+def flushed(request: int) -> bool:
+    """Return whether a flush is complete, and free it if so. Local, does not block."""
+    library = _libucp()
+    check, free = library.ucp_request_check_status, library.ucp_request_free
+    check.argtypes, check.restype = [ctypes.c_void_p], ctypes.c_int8
+    free.argtypes, free.restype = [ctypes.c_void_p], None
+    if check(request) == 1:  # UCS_INPROGRESS
+        return False
+    free(request)
+    return True
+
+
+@functools.cache
+def _libucp() -> ctypes.CDLL:
+    return ctypes.CDLL(_mapped_libucp(), mode=os.RTLD_NOLOAD)
+
+
+_NO_PARAMETERS = (ctypes.c_char * 256)()
 
 
 class _TransportEntry(ctypes.Structure):

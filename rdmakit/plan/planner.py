@@ -16,8 +16,9 @@ from rdmakit.plan.blocks import (
 )
 from rdmakit.plan.flat import ring, tree
 from rdmakit.plan.hierarchical import hierarchical_allreduce, one_shot_allreduce
+from rdmakit.plan.pieces import SLOTS
 from rdmakit.plan.shape import Call, Kind
-from rdmakit.plan.steps import Program
+from rdmakit.plan.steps import Builder, Program, Ref, Space
 
 __all__ = ["ALGORITHMS", "algorithms", "bytes_out_of_node", "program", "why_not"]
 
@@ -67,6 +68,12 @@ def program(algorithm: str, call: Call, rank: int) -> Program:
     reason = why_not(algorithm, call.kind, call.layout)
     if reason:
         raise UnsupportedError(f"{algorithm} {call.kind.value}: {reason}")
+    if call.layout.size == 1:
+        return _alone(call)
+    if algorithm == "one-shot" and call.count > call.limits.window // SLOTS:
+        raise UnsupportedError(
+            f"one-shot all-reduce holds {call.limits.window // SLOTS} elements, not {call.count}"
+        )
     if algorithm == "ring":
         return ring(call, rank)
     if algorithm == "tree":
@@ -79,6 +86,12 @@ def program(algorithm: str, call: Call, rank: int) -> Program:
         Kind.ALLGATHER: hierarchical_allgather,
         Kind.BROADCAST: hierarchical_broadcast,
     }[call.kind](call, rank)
+
+
+def _alone(call: Call) -> Program:
+    b = Builder(0)
+    b.copy(Ref(Space.RECV, 0, call.count), Ref(Space.SEND, 0, call.count))
+    return b.build()
 
 
 def bytes_out_of_node(algorithm: str, call: Call, itemsize: int) -> int | None:

@@ -1,0 +1,83 @@
+"""MPI-style multi-node RDMA communication for Python.
+
+``import rdmakit`` loads no MPI, UCX or CUDA; that happens when a :class:`Communicator` is made.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from rdmakit.errors import (
+    CollectiveMismatch,
+    CommunicatorClosed,
+    ConnectError,
+    InvalidArgument,
+    PeerLost,
+    RdmaKitError,
+    SetupError,
+    TransferTimeout,
+    TransportError,
+    UcxUnavailable,
+    UnsupportedError,
+)
+
+if TYPE_CHECKING:
+    from rdmakit.collectives import IN_PLACE, Operation
+    from rdmakit.communicator import Communicator
+    from rdmakit.config import Config
+    from rdmakit.datatypes import MAX, MIN, PROD, SUM, ReduceOp
+    from rdmakit.plan.shape import Kind
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "IN_PLACE": "rdmakit.collectives",
+    "Operation": "rdmakit.collectives",
+    "Communicator": "rdmakit.communicator",
+    "Config": "rdmakit.config",
+    "MAX": "rdmakit.datatypes",
+    "MIN": "rdmakit.datatypes",
+    "PROD": "rdmakit.datatypes",
+    "SUM": "rdmakit.datatypes",
+    "ReduceOp": "rdmakit.datatypes",
+    "Kind": "rdmakit.plan.shape",
+}
+
+__all__ = [
+    "IN_PLACE",
+    "MAX",
+    "MIN",
+    "PROD",
+    "SUM",
+    "CollectiveMismatch",
+    "Communicator",
+    "CommunicatorClosed",
+    "Config",
+    "ConnectError",
+    "InvalidArgument",
+    "Kind",
+    "Operation",
+    "PeerLost",
+    "RdmaKitError",
+    "ReduceOp",
+    "SetupError",
+    "TransferTimeout",
+    "TransportError",
+    "UcxUnavailable",
+    "UnsupportedError",
+    "__version__",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Load public names at first use."""
+    if name in _HOMES:
+        value = getattr(importlib.import_module(_HOMES[name]), name)
+        globals()[name] = value
+        return value
+    raise AttributeError(f"module 'rdmakit' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

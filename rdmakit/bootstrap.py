@@ -1,0 +1,94 @@
+"""The control plane over MPI: ranks, small bytes, barriers, abort. The only door to mpi4py.
+
+mpi4py.MPI is imported when a communicator is made, after the launcher was compared with the
+library it would load (see ``process.launcher``).
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from rdmakit.errors import SetupError
+from rdmakit.process.launcher import check_before_mpi, check_world
+
+__all__ = ["MpiBootstrap", "load_mpi"]
+
+_checked = False
+
+
+def load_mpi() -> ModuleType:
+    """Import mpi4py.MPI (which calls MPI_Init) and return it. Idempotent.
+
+    Raises:
+        SetupError: no MPI library, one that does not fit the launcher, or MPI sees one rank
+            where the launcher started several.
+    """
+    global _checked
+    launcher = None if _checked else check_before_mpi()
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as exc:
+        raise SetupError(f"mpi4py cannot load MPI: {exc}") from exc
+    if launcher is not None:
+        check_world(launcher, MPI.COMM_WORLD.Get_size())
+        _checked = True
+    return MPI
+
+
+class MpiBootstrap:
+    """Control plane of the ranks of one MPI communicator, on a duplicate of it."""
+
+    def __init__(self, comm: Any = None, *, duplicate: bool = True) -> None:
+        """Make it. Collective over ``comm`` (default: COMM_WORLD)."""
+        mpi = load_mpi()
+        comm = mpi.COMM_WORLD if comm is None else comm
+        self.comm: Any = comm.Dup() if duplicate else comm
+        self.rank: int = self.comm.Get_rank()
+        self.size: int = self.comm.Get_size()
+        self.host = socket.gethostname()
+
+    def allgather(self, data: bytes) -> list[bytes]:
+        """Return every rank's ``data``, by rank."""
+        return list(self.comm.allgather(data))
+
+    def barrier(self) -> None:
+        """Return when all ranks have called."""
+        self.comm.Barrier()
+
+    def start_barrier(self) -> Callable[[], bool]:
+        """Start a barrier and return its test."""
+        request = self.comm.Ibarrier()
+        return lambda: bool(request.Test())
+
+    def split(self, color: int, key: int) -> MpiBootstrap:
+        """Return the control plane of the ranks with equal ``color``, ordered by ``key``."""
+        return MpiBootstrap(self.comm.Split(color, key), duplicate=False)
+
+    def abort(self, code: int) -> None:
+        """End every rank of the job."""
+        self.comm.Abort(code)
+
+    def free(self) -> None:
+        """Release the communicator. Collective in MPI's sense."""
+        if self.comm:
+            self.comm.Free()
+
+    @staticmethod
+    def describe() -> dict[str, object]:
+        """Return what this MPI is: library text, standard, mpi4py's version and thread level."""
+        mpi = load_mpi()
+        import mpi4py
+
+        vendor, version = mpi.get_vendor()
+        return {
+            "vendor": vendor,
+            "version": ".".join(map(str, version)),
+            "library": mpi.Get_library_version().strip().splitlines()[0].strip("\x00 "),
+            "standard": ".".join(map(str, mpi.Get_version())),
+            "mpi4py": mpi4py.__version__,
+            "pid": os.getpid(),
+        }

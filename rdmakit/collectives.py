@@ -1,0 +1,486 @@
+"""Collectives of one group of ranks: a node over its window, a rail over messages, or all.
+
+The three are the same class, so that each layer is measured alone by the loop that measures
+the whole.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from rdmakit.buffer import Buffer, array_at, as_buffer
+from rdmakit.config import Config, format_size
+from rdmakit.datatypes import SUM, ReduceOp, dtype_of, op_of
+from rdmakit.errors import (
+    CollectiveMismatch,
+    CommunicatorClosed,
+    InvalidArgument,
+    RdmaKitError,
+    UnsupportedError,
+)
+from rdmakit.executor import Bound, Places
+from rdmakit.inter.tags import MESSAGES, TagKind, pack
+from rdmakit.layout import RankLayout
+from rdmakit.plan.planner import ALGORITHMS, algorithms, program, why_not
+from rdmakit.plan.select import choose, limits_for
+from rdmakit.plan.shape import Call, Kind
+from rdmakit.plan.steps import Program, Send, Space
+from rdmakit.process.phase import current
+from rdmakit.protocols import Bootstrap, Channel, Window
+from rdmakit.reduction import reducer
+from rdmakit.waiting import Waiter
+
+__all__ = ["IN_PLACE", "Collectives", "Operation"]
+
+_BOUND_KEPT = 32
+
+
+class _InPlace:
+    def __repr__(self) -> str:
+        return "rdmakit.IN_PLACE"
+
+
+IN_PLACE = _InPlace()
+"""In place of ``sendbuf``: the input is in ``recvbuf``. mpi4py's MPI.IN_PLACE serves as well."""
+
+
+@dataclass
+class Operation:
+    """A collective bound to its arrays, to be called any number of times (MPI's persistent form).
+
+    Calling it is collective and blocking. It keeps the arrays alive.
+    """
+
+    algorithm: str
+    """What it was planned as; ``mpi`` is the MPI library's own."""
+    program: Program | None
+    """This rank's steps; None for ``mpi``."""
+    itemsize: int
+    _call: Callable[[], object]
+
+    def __call__(self) -> None:
+        """Do it once. Collective, blocking."""
+        self._call()
+
+    @property
+    def call(self) -> Callable[[], object]:
+        """The bare callable, for loops where a Python frame counts."""
+        return self._call
+
+    @property
+    def sent_bytes(self) -> int | None:
+        """Bytes this rank sends to other nodes in one call; None where MPI decides."""
+        if self.program is None:
+            return None
+        return self.itemsize * sum(s.src.count for s in self.program.steps if isinstance(s, Send))
+
+
+class Collectives:
+    """Collectives of one group. Made by :class:`rdmakit.Communicator`, not by users.
+
+    Attributes:
+        rank: this rank in the group.
+        size: ranks in the group.
+        layout: where they are.
+    """
+
+    def __init__(
+        self,
+        layout: RankLayout,
+        bootstrap: Bootstrap,
+        window: Window | None,
+        channel: Channel | None,
+        waiter: Waiter,
+        config: Config,
+        *,
+        identity: int = 0,
+        job_ranks: tuple[int, ...] | None = None,
+        mpi: Any = None,
+        label: str = "",
+    ) -> None:
+        self.layout, self.rank, self.size = layout, bootstrap.rank, bootstrap.size
+        self.window, self.channel = window, channel
+        self._bootstrap, self._waiter, self._config = bootstrap, waiter, config
+        self._mpi, self._identity, self.label = mpi, identity, label
+        peers = layout.nodes[layout.node_of(self.rank)]
+        self._places = Places(
+            {rank: index for index, rank in enumerate(peers)},
+            job_ranks or tuple(range(self.size)),
+        )
+        self._sequence = 0
+        self._checked = 0
+        self._bound: OrderedDict[tuple[Any, ...], Bound] = OrderedDict()
+        self._failure: str = ""
+
+    # -- the calls ----------------------------------------------------------------------------
+
+    def Allreduce(  # noqa: N802
+        self,
+        sendbuf: object,
+        recvbuf: object,
+        op: ReduceOp | str = SUM,
+        *,
+        algorithm: str = "auto",
+        timeout: float | None = None,
+    ) -> None:
+        """Reduce ``sendbuf`` of all ranks, element by element, into every ``recvbuf``.
+
+        Collective, blocking: ``recvbuf`` is ready on return. Bitwise equal on all ranks, and
+        from call to call for planned algorithms; ``mpi`` (taken by ``auto`` for small arrays)
+        is as reproducible as the MPI library.
+
+        Args:
+            sendbuf: contiguous array, or ``IN_PLACE``, or the same array as ``recvbuf``.
+            recvbuf: contiguous array of the same count and type.
+            op: SUM, PROD, MAX or MIN.
+            algorithm: auto, or one of ``algorithms(Kind.ALLREDUCE)``.
+            timeout: seconds one wait may take; default: the configuration's.
+
+        Raises:
+            InvalidArgument: arrays that do not fit each other; nothing was sent.
+            UnsupportedError: memory, type or algorithm cannot be served; nothing was sent.
+            CollectiveMismatch: with checking on, ranks called different things.
+            TransferTimeout: a wait passed its deadline; the communicator is unusable.
+            PeerLost: a rank has ended; the communicator is unusable.
+            CommunicatorClosed: closed, or an earlier error.
+        """
+        self._now(Kind.ALLREDUCE, sendbuf, recvbuf, op, algorithm, 0, timeout)
+
+    def Reduce_scatter_block(  # noqa: N802
+        self,
+        sendbuf: object,
+        recvbuf: object,
+        op: ReduceOp | str = SUM,
+        *,
+        algorithm: str = "auto",
+        timeout: float | None = None,
+    ) -> None:
+        """Reduce ``sendbuf`` of all ranks; block r of the result goes to rank r.
+
+        Collective, blocking. ``sendbuf`` has size * count elements, ``recvbuf`` count. In place
+        is ``recvbuf`` being block r of ``sendbuf`` (NCCL's rule). Raises as :meth:`Allreduce`.
+        """
+        self._now(Kind.REDUCE_SCATTER, sendbuf, recvbuf, op, algorithm, 0, timeout)
+
+    def Allgather(  # noqa: N802
+        self,
+        sendbuf: object,
+        recvbuf: object,
+        *,
+        algorithm: str = "auto",
+        timeout: float | None = None,
+    ) -> None:
+        """Put ``sendbuf`` of rank r into block r of every ``recvbuf``.
+
+        Collective, blocking. ``sendbuf`` has count elements, ``recvbuf`` size * count. With
+        ``IN_PLACE`` block r of ``recvbuf`` is rank r's input. Raises as :meth:`Allreduce`.
+        """
+        self._now(Kind.ALLGATHER, sendbuf, recvbuf, SUM, algorithm, 0, timeout)
+
+    def Bcast(  # noqa: N802
+        self,
+        buf: object,
+        root: int = 0,
+        *,
+        algorithm: str = "auto",
+        timeout: float | None = None,
+    ) -> None:
+        """Copy ``buf`` of rank ``root`` to all. Collective, blocking. Raises as Allreduce."""
+        self._now(Kind.BROADCAST, buf, buf, SUM, algorithm, root, timeout)
+
+    def Barrier(self) -> None:  # noqa: N802
+        """Return when all ranks have called. Collective, blocking."""
+        self._check_usable()
+        before = current.enter(f"{self.label}barrier", timeout=self._waiter.timeout)
+        try:
+            self._bootstrap.barrier()
+        finally:
+            current.restore(before)
+
+    def bind(
+        self,
+        kind: Kind,
+        sendbuf: object,
+        recvbuf: object,
+        op: ReduceOp | str = SUM,
+        *,
+        algorithm: str = "auto",
+        root: int = 0,
+    ) -> Operation:
+        """Return the operation on these arrays, checked and planned once. Local.
+
+        With checking on, the first call compares the ranks' operations. Raises as Allreduce.
+        """
+        send, recv, op, name = self._resolve(kind, sendbuf, recvbuf, op, algorithm, root)
+        keep = (sendbuf, recvbuf)
+        if name == "mpi":
+            call = self._mpi_call(kind, send, recv, op, root)
+            return Operation(name, None, recv.dtype.itemsize, call)
+        bound = self._bind(kind, send, recv, op, name, root)
+        return Operation(
+            name,
+            bound.program,
+            recv.dtype.itemsize,
+            lambda: self._run(bound, (kind, send, recv, op, name, root), keep),
+        )
+
+    def algorithms(self, kind: Kind) -> tuple[str, ...]:
+        """Return the algorithms that can serve ``kind`` in this group. Local."""
+        planned = algorithms(kind, self.layout)
+        return (*planned, "mpi") if self._mpi is not None else planned
+
+    # -- how they are done --------------------------------------------------------------------
+
+    def _now(
+        self,
+        kind: Kind,
+        sendbuf: object,
+        recvbuf: object,
+        op: ReduceOp | str,
+        algorithm: str,
+        root: int,
+        timeout: float | None,
+    ) -> None:
+        send, recv, op, name = self._resolve(kind, sendbuf, recvbuf, op, algorithm, root)
+        usual = self._waiter.timeout
+        if timeout is not None:
+            if not timeout > 0:
+                raise InvalidArgument(f"timeout {timeout}: seconds, more than 0")
+            self._waiter.timeout = timeout
+        try:
+            if name == "mpi":
+                self._compare((kind, send, recv, op, name, root))
+                self._mpi_call(kind, send, recv, op, root)()
+            else:
+                bound = self._bind(kind, send, recv, op, name, root)
+                self._run(bound, (kind, send, recv, op, name, root), (sendbuf, recvbuf))
+        finally:
+            self._waiter.timeout = usual
+
+    def _check_usable(self) -> None:
+        if self._failure:
+            raise CommunicatorClosed(f"this communicator is unusable: {self._failure}")
+
+    def _resolve(
+        self,
+        kind: Kind,
+        sendbuf: object,
+        recvbuf: object,
+        op: ReduceOp | str,
+        algorithm: str,
+        root: int,
+    ) -> tuple[Buffer, Buffer, ReduceOp, str]:
+        """Check everything that one rank can check alone."""
+        self._check_usable()
+        op = op_of(op)
+        writes = kind is not Kind.BROADCAST or self.rank != root
+        recv = as_buffer(recvbuf, "recvbuf", writable=writes)
+        if _is_in_place(sendbuf):
+            send = self._in_place(kind, recv)
+        else:
+            send = recv if sendbuf is recvbuf else as_buffer(sendbuf, "sendbuf")
+        if send.dtype != recv.dtype:
+            raise InvalidArgument(f"sendbuf is {send.dtype} and recvbuf {recv.dtype}")
+        if kind in (Kind.ALLREDUCE, Kind.REDUCE_SCATTER):
+            dtype_of(recv.dtype)
+        elif recv.dtype.hasobject:
+            raise UnsupportedError(f"{recv.dtype} holds Python objects, not bytes")
+        self._check_counts(kind, send, recv)
+        if not 0 <= root < self.size:
+            raise InvalidArgument(f"root {root} is not in 0..{self.size - 1}")
+        return send, recv, op, self._algorithm(kind, max(send.nbytes, recv.nbytes), recv, algorithm)
+
+    def _in_place(self, kind: Kind, recv: Buffer) -> Buffer:
+        if kind is Kind.REDUCE_SCATTER:
+            raise UnsupportedError(
+                "IN_PLACE of Reduce_scatter_block: pass the whole array as sendbuf and this "
+                "rank's block of it as recvbuf"
+            )
+        if kind is not Kind.ALLGATHER:
+            return recv
+        count = recv.count // self.size
+        offset = self.rank * count * recv.dtype.itemsize
+        return Buffer(recv.address + offset, count, recv.dtype, recv.kind, recv.readonly)
+
+    def _check_counts(self, kind: Kind, send: Buffer, recv: Buffer) -> None:
+        n = self.size
+        want = {
+            Kind.ALLREDUCE: send.count,
+            Kind.BROADCAST: send.count,
+            Kind.ALLGATHER: send.count * n,
+            Kind.REDUCE_SCATTER: send.count // n if send.count % n == 0 else -1,
+        }[kind]
+        if want < 0:
+            raise InvalidArgument(f"sendbuf has {send.count} elements, no multiple of {n} ranks")
+        if recv.count != want:
+            raise InvalidArgument(
+                f"recvbuf has {recv.count} elements; expected {want} for {send.count} in sendbuf "
+                f"({kind.value} of {n} ranks)"
+            )
+        if not send.overlaps(recv) or not recv.nbytes:
+            return
+        offset = {
+            Kind.ALLREDUCE: 0,
+            Kind.BROADCAST: 0,
+            Kind.ALLGATHER: self.rank * send.nbytes,
+            Kind.REDUCE_SCATTER: -self.rank * recv.nbytes,
+        }[kind]
+        if send.address - recv.address != offset:
+            raise InvalidArgument("sendbuf and recvbuf overlap; only exactly in place is allowed")
+
+    def _algorithm(self, kind: Kind, nbytes: int, recv: Buffer, wanted: str) -> str:
+        can_mpi = self._mpi is not None and recv.dtype.name in _mpi_types()
+        if wanted == "auto":
+            return choose(kind, self.layout, nbytes, mpi=can_mpi)
+        if wanted == "mpi":
+            if not can_mpi:
+                raise UnsupportedError(
+                    f"mpi cannot serve {recv.dtype} here"
+                    + ("" if self._mpi is not None else ": this group has no MPI communicator")
+                )
+            return wanted
+        if wanted not in ALGORITHMS:
+            names = ", ".join(("auto", *ALGORITHMS, "mpi"))
+            raise InvalidArgument(f"unknown algorithm {wanted!r}; one of {names}")
+        reason = why_not(wanted, kind, self.layout)
+        if reason:
+            raise UnsupportedError(f"{wanted} {kind.value}: {reason}")
+        return wanted
+
+    def _bind(
+        self, kind: Kind, send: Buffer, recv: Buffer, op: ReduceOp, algorithm: str, root: int
+    ) -> Bound:
+        key = (kind, send.address, recv.address, send.count, recv.dtype, op, algorithm, root)
+        bound = self._bound.get(key)
+        if bound is not None:
+            self._bound.move_to_end(key)
+            return bound
+        itemsize = recv.dtype.itemsize
+        window = self.window.nbytes if self.window is not None else self._config.window_bytes
+        count = recv.count if kind is Kind.REDUCE_SCATTER else send.count
+        call = Call(kind, self.layout, count, limits_for(itemsize, window), root)
+        steps = program(algorithm, call, self.rank)
+        tags = max((s.tag for s in steps.steps if isinstance(s, Send)), default=0)
+        if tags >= MESSAGES:
+            raise UnsupportedError(f"{count} elements need {tags} messages in one operation")
+        bound = Bound(
+            steps,
+            recv.dtype,
+            {Space.SEND: (send.address, send.count), Space.RECV: (recv.address, recv.count)},
+            self._places,
+            self.window,
+            self.channel,
+            self._waiter,
+            reducer(recv.dtype, op) if kind in _REDUCES else _no_reduce,
+            f"{self.label}{kind.value}/{algorithm} {format_size(recv.nbytes)}",
+        )
+        self._bound[key] = bound
+        if len(self._bound) > _BOUND_KEPT:
+            self._bound.popitem(last=False)
+        return bound
+
+    def _run(self, bound: Bound, what: tuple[Any, ...], keep: tuple[object, ...]) -> None:
+        self._check_usable()
+        self._compare(what)
+        tag = pack(self._identity, TagKind.COLLECTIVE, self._sequence)
+        self._sequence += 1
+        before = current.enter(bound.label)
+        try:
+            bound.run(tag, keep)
+        except BaseException as exc:
+            self._fail(exc)
+            raise
+        finally:
+            current.restore(before)
+
+    def _fail(self, exc: BaseException) -> None:
+        self._failure = f"{type(exc).__name__}: {exc}"
+
+    def _mpi_call(
+        self, kind: Kind, send: Buffer, recv: Buffer, op: ReduceOp, root: int
+    ) -> Callable[[], object]:
+        mpi, comm = sys.modules["mpi4py.MPI"], self._mpi
+        kinds = _mpi_types()
+        of = [array_at(send.address, send.count, send.dtype), getattr(mpi, kinds[send.dtype.name])]
+        to = [array_at(recv.address, recv.count, recv.dtype), getattr(mpi, kinds[recv.dtype.name])]
+        in_place = send.address == recv.address and kind is not Kind.REDUCE_SCATTER
+        if kind is Kind.ALLGATHER:
+            in_place = send.overlaps(recv)
+        elif kind is Kind.REDUCE_SCATTER and send.overlaps(recv):
+            of = [of[0].copy(), of[1]]
+        first: Any = mpi.IN_PLACE if in_place else of
+        operation = getattr(mpi, op.name)
+        name = f"{self.label}{kind.value}/mpi {format_size(recv.nbytes)}"
+        enter, restore = current.enter, current.restore
+        call, args = {
+            Kind.ALLREDUCE: (comm.Allreduce, (first, to, operation)),
+            Kind.BROADCAST: (comm.Bcast, (to, root)),
+            Kind.ALLGATHER: (comm.Allgather, (first, to)),
+            Kind.REDUCE_SCATTER: (comm.Reduce_scatter_block, (of, to, operation)),
+        }[kind]
+        timeout = self._waiter.timeout
+
+        def run() -> None:
+            before = enter(name, (), 0, timeout)
+            call(*args)
+            restore(before)
+
+        return run
+
+    def _compare(self, what: tuple[Any, ...]) -> None:
+        """With checking on, see that all ranks do the same. Collective, blocking."""
+        if not self._config.check:
+            return
+        kind, send, recv, op, name, root = what
+        self._checked += 1
+        mine = (
+            f"call {self._checked}: {kind.value} count={send.count} dtype={recv.dtype} "
+            f"op={op.value} algorithm={name} root={root}"
+        )
+        before = current.enter(f"{self.label}check", timeout=self._waiter.timeout)
+        try:
+            calls = [text.decode() for text in self._bootstrap.allgather(mine.encode())]
+        finally:
+            current.restore(before)
+        if len(set(calls)) == 1:
+            return
+        usual = max(set(calls), key=calls.count)
+        odd = "; ".join(f"rank {r}: {text}" for r, text in enumerate(calls) if text != usual)
+        error = CollectiveMismatch(f"{calls.count(usual)} rank(s): {usual}; but {odd}")
+        self._fail(error)
+        raise error
+
+    def _release(self) -> None:
+        self._bound.clear()
+        self._failure = self._failure or "it was closed"
+
+
+_REDUCES = (Kind.ALLREDUCE, Kind.REDUCE_SCATTER)
+
+
+def _no_reduce(dst: object, srcs: object) -> None:
+    raise RdmaKitError("a plan that moves data has a Reduce step")
+
+
+def _is_in_place(sendbuf: object) -> bool:
+    if sendbuf is IN_PLACE:
+        return True
+    mpi = sys.modules.get("mpi4py.MPI")
+    return mpi is not None and sendbuf is mpi.IN_PLACE
+
+
+def _mpi_types() -> dict[str, str]:
+    return {
+        "float32": "FLOAT",
+        "float64": "DOUBLE",
+        "int8": "INT8_T",
+        "uint8": "UINT8_T",
+        "int32": "INT32_T",
+        "int64": "INT64_T",
+    }

@@ -1,0 +1,342 @@
+"""The communicator: finds nodes, makes window and channel, offers the collectives.
+
+Teardown, on every rank: barrier, in which messages still move (nobody uses anything any more);
+unmap the window; close the channel (endpoints, worker, context); free MPI communicators. An
+exit handler does the same before MPI_Finalize for communicators left open.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import platform
+import socket
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import rdmakit
+from rdmakit.bootstrap import MpiBootstrap
+from rdmakit.collectives import Collectives
+from rdmakit.config import Config
+from rdmakit.drivers import ucx_loading
+from rdmakit.errors import RdmaKitError, SetupError, TransportError, UcxUnavailable
+from rdmakit.inter.mpi import MpiChannel
+from rdmakit.inter.tags import COMMUNICATORS
+from rdmakit.inter.ucx import UcxChannel
+from rdmakit.intra.posix_shm import PosixWindow
+from rdmakit.layout import RankLayout
+from rdmakit.nodes import Nodes, find_nodes
+from rdmakit.plan.pieces import FLAGS
+from rdmakit.process.phase import current
+from rdmakit.process.watchdog import install, register_exit_guard
+from rdmakit.protocols import Bootstrap, Channel, Window
+from rdmakit.waiting import Waiter, spins_for
+
+__all__ = ["Communicator"]
+
+_IDENTITIES = 2  # the whole, and its rails; a node sends no messages
+_open: weakref.WeakSet[Communicator] = weakref.WeakSet()
+_next_identity = 0
+_exit_handled = False
+
+
+class Communicator(Collectives):
+    """Ranks of an MPI communicator, with windows inside nodes and messages between them.
+
+    ``with Communicator() as comm: comm.Allreduce(x, y)``. Making one is collective and blocking.
+
+    Attributes:
+        node: collectives of this rank's node alone.
+        rail: collectives of the ranks with this one's local rank, one on each node.
+        notes: what a person should know, such as why the MPI channel serves.
+    """
+
+    node: Collectives
+    rail: Collectives
+    notes: tuple[str, ...]
+
+    def __init__(self, mpi_comm: Any = None, *, config: Config | None = None) -> None:
+        """Make it over ``mpi_comm`` (default: COMM_WORLD). Collective, blocking.
+
+        Raises:
+            SetupError: launcher, MPI, UCX or machine are not set up; on every rank.
+            InvalidArgument: an RDMAKIT_* variable is not understood.
+        """
+        config = config or Config.from_env()
+        bootstrap = MpiBootstrap(mpi_comm)
+        install(bootstrap.rank, bootstrap.size, bootstrap.host, bootstrap.abort, config)
+        with current.during("start", timeout=config.timeout):
+            compare_setup(bootstrap, config)
+            nodes = find_nodes(bootstrap, config)
+            node_boot = bootstrap.split(nodes.layout.node_of(bootstrap.rank), bootstrap.rank)
+            rail_boot = bootstrap.split(nodes.layout.local_rank(bootstrap.rank), bootstrap.rank)
+            self._assemble(bootstrap, node_boot, rail_boot, nodes, config)
+        _handle_exit(self, bootstrap)
+
+    def _assemble(
+        self,
+        bootstrap: MpiBootstrap,
+        node_boot: MpiBootstrap,
+        rail_boot: MpiBootstrap,
+        nodes: Nodes,
+        config: Config,
+    ) -> None:
+        notes = list(nodes.notes)
+        window: Window | None = None
+        problem = ""
+        if node_boot.size > 1:
+            try:
+                window = PosixWindow.create(
+                    node_boot, config.window_bytes, FLAGS, named=nodes.named
+                )
+            except SetupError as exc:
+                problem = str(exc)
+        raise_together(bootstrap, problem, SetupError)
+        channel: Channel | None = None
+        if len(nodes.layout.nodes) > 1:
+            channel, note = _make_channel(bootstrap, config, virtual=nodes.virtual)
+            notes += [note] if note else []
+        sharing = max(bootstrap.allgather(str(node_boot.size).encode()), key=int)
+        hosts = bootstrap.allgather(socket.gethostname().encode())
+        on_host = max(int(sharing), hosts.count(socket.gethostname().encode()))
+        self._setup(
+            bootstrap, node_boot, rail_boot, nodes.layout, window, channel, config, on_host,
+            mpi=(bootstrap.comm, node_boot.comm, rail_boot.comm),
+        )
+        self.virtual = nodes.virtual
+        self.notes = tuple(notes)
+
+    @classmethod
+    def from_parts(
+        cls,
+        bootstrap: Bootstrap,
+        layout: RankLayout,
+        window: Window | None,
+        channel: Channel | None,
+        config: Config | None = None,
+    ) -> Communicator:
+        """Make one of given parts, without MPI. Collective over ``bootstrap``."""
+        self = cls.__new__(cls)
+        node_boot = bootstrap.split(layout.node_of(bootstrap.rank), bootstrap.rank)
+        rail_boot = bootstrap.split(layout.local_rank(bootstrap.rank), bootstrap.rank)
+        self._setup(
+            bootstrap, node_boot, rail_boot, layout, window, channel, config or Config(),
+            bootstrap.size, mpi=(None, None, None),
+        )
+        self.virtual = False
+        self.notes = ()
+        return self
+
+    def _setup(
+        self,
+        bootstrap: Bootstrap,
+        node_boot: Bootstrap,
+        rail_boot: Bootstrap,
+        layout: RankLayout,
+        window: Window | None,
+        channel: Channel | None,
+        config: Config,
+        ranks_on_host: int,
+        mpi: tuple[Any, Any, Any],
+    ) -> None:
+        self.host = socket.gethostname()
+        self.config = config
+        check_peers: Callable[[], None] = channel.check_peers if channel else lambda: None
+        waiter = Waiter(
+            bootstrap.rank, self.host, config.timeout, spins_for(ranks_on_host), check_peers
+        )
+        identity = _agree_identity(bootstrap)
+        super().__init__(
+            layout, bootstrap, window, channel, waiter, config, identity=identity, mpi=mpi[0]
+        )
+        rank = bootstrap.rank
+        local = layout.local_rank(rank)
+        self.local_rank = local
+        self.node = Collectives(
+            RankLayout.of_sizes([node_boot.size]), node_boot, window, None, waiter, config,
+            job_ranks=layout.nodes[layout.node_of(rank)], mpi=mpi[1], label="node ",
+        )
+        self.rail = Collectives(
+            RankLayout.of_sizes([1] * rail_boot.size), rail_boot, None, channel, waiter, config,
+            identity=identity + 1, job_ranks=layout.rails[local], mpi=mpi[2], label="rail ",
+        )
+        self._parts = (bootstrap, node_boot, rail_boot)
+        self.closed = False
+
+    def _fail(self, exc: BaseException) -> None:
+        for group in (self, self.node, self.rail):
+            group._failure = f"{type(exc).__name__}: {exc}"
+
+    def close(self) -> None:
+        """Release everything. Collective, blocking, idempotent.
+
+        After an error it is local: the others may never come.
+        """
+        if self.closed:
+            return
+        if not (self._failure or self.node._failure or self.rail._failure):
+            with current.during("close"):
+                done = self._bootstrap.start_barrier()
+                polls = (self.channel.progress,) if self.channel is not None else ()
+                self._waiter.until(done, polls, lambda: "close: waiting for the other ranks")
+            self._free(collective=True)
+        else:
+            self._free(collective=False)
+
+    def _free(self, *, collective: bool) -> None:
+        self.closed = True
+        _open.discard(self)
+        for group in (self, self.node, self.rail):
+            group._release()
+        if self.window is not None:
+            self.window.close()
+        if self.channel is not None:
+            self.channel.close()
+        if collective:
+            for part in reversed(self._parts):
+                free = getattr(part, "free", None)
+                if free is not None:
+                    free()
+
+    def __enter__(self) -> Communicator:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self.close()
+        # After an exception the other ranks are not here: the exit guard ends the job.
+
+
+def raise_together(bootstrap: Bootstrap, problem: str, kind: type[RdmaKitError]) -> None:
+    """Raise ``kind`` on every rank when any has a problem. Collective, blocking."""
+    problems = [text.decode() for text in bootstrap.allgather(problem.encode())]
+    bad = [rank for rank, text in enumerate(problems) if text]
+    if bad:
+        more = f" (and {len(bad) - 1} more ranks)" if len(bad) > 1 else ""
+        raise kind(f"rank {bad[0]}{more}: {problems[bad[0]]}")
+
+
+def compare_setup(bootstrap: Bootstrap, config: Config) -> None:
+    """See that all ranks run the same software with the same settings. Collective, blocking.
+
+    Raises:
+        SetupError: on every rank; names the odd ranks and what differs.
+    """
+    from mpi4py import __version__ as mpi4py_version
+
+    mpi = MpiBootstrap.describe() if isinstance(bootstrap, MpiBootstrap) else {}
+    facts = {
+        "rdmakit": rdmakit.__version__,
+        "Python": platform.python_version(),
+        "mpi4py": mpi4py_version,
+        "MPI library": str(mpi.get("library", "")),
+        "RDMAKIT_* settings": config.describe(),
+    }
+    told = [
+        dict(zip(facts, text.decode().split("\0"), strict=True))
+        for text in bootstrap.allgather("\0".join(facts.values()).encode())
+    ]
+    differences = []
+    for name in facts:
+        values = [entry[name] for entry in told]
+        usual = max(set(values), key=values.count)
+        odd = [rank for rank, value in enumerate(values) if value != usual]
+        if odd:
+            differences.append(
+                f"{name}: {usual!r}, but {values[odd[0]]!r} on rank(s) {odd[:8]}"
+                + (f" and {len(odd) - 8} more" if len(odd) > 8 else "")
+            )
+    if differences:
+        raise SetupError("the ranks do not run the same software: " + "; ".join(differences))
+
+
+def _make_channel(
+    bootstrap: MpiBootstrap, config: Config, *, virtual: bool
+) -> tuple[Channel, str]:
+    """Make the channel between nodes, the same kind on all ranks. Collective, blocking."""
+    problem = version = ""
+    if config.ucx == "none":
+        return MpiChannel.create(bootstrap), "messages go through MPI: RDMAKIT_UCX=none"
+    try:
+        library = ucx_loading.load(config.ucx)
+        version = f"{library.version}\0{library.libraries.get('libucp', '')}"
+    except UcxUnavailable as exc:
+        problem = str(exc)
+    problems = [text.decode() for text in bootstrap.allgather(problem.encode())]
+    bad = [rank for rank, text in enumerate(problems) if text]
+    if bad:
+        if config.ucx != "auto":
+            raise SetupError(f"RDMAKIT_UCX={config.ucx}, rank {bad[0]}: {problems[bad[0]]}")
+        return (
+            MpiChannel.create(bootstrap),
+            f"messages go through MPI, since UCX cannot be used on {len(bad)} of "
+            f"{bootstrap.size} ranks; rank {bad[0]}: {problems[bad[0]]}",
+        )
+    versions = [text.decode().split("\0") for text in bootstrap.allgather(version.encode())]
+    if len({v for v, _ in versions}) > 1:
+        first = versions[0][0]
+        odd = next(rank for rank, (v, _) in enumerate(versions) if v != first)
+        raise SetupError(
+            f"UCX differs between ranks: rank 0 has {first} ({versions[0][1]}), rank {odd} has "
+            f"{versions[odd][0]} ({versions[odd][1]})"
+        )
+    channel: UcxChannel | None = None
+    try:
+        channel = UcxChannel.create(bootstrap, config.ucx, virtual=virtual)
+    except TransportError as exc:
+        problem = str(exc)
+    raise_together(bootstrap, problem, SetupError)
+    assert channel is not None
+    return channel, ""
+
+
+def _agree_identity(bootstrap: Bootstrap) -> int:
+    """Return tag space for a communicator, unused by any of its ranks. Collective."""
+    global _next_identity
+    identity = max(int(text) for text in bootstrap.allgather(str(_next_identity).encode()))
+    if identity + _IDENTITIES > COMMUNICATORS:
+        raise SetupError(
+            f"more than {COMMUNICATORS // _IDENTITIES} communicators in one process"
+        )
+    _next_identity = identity + _IDENTITIES
+    return identity
+
+
+def _handle_exit(comm: Communicator, bootstrap: MpiBootstrap) -> None:
+    global _exit_handled
+    _open.add(comm)
+    if _exit_handled:
+        return
+    _exit_handled = True
+    owner = os.getpid()
+
+    def release() -> None:
+        if os.getpid() == owner:
+            for left in list(_open):
+                left._free(collective=False)
+
+    # Run in reverse order: the guard first, then the release, then mpi4py's MPI_Finalize.
+    atexit.register(release)
+    world = MpiBootstrap()
+
+    def start_barrier() -> Callable[[], bool]:
+        done = world.start_barrier()
+        channels = [left.channel for left in _open if left.channel is not None]
+
+        def test() -> bool:
+            for channel in channels:
+                channel.progress()
+            return done()
+
+        return test
+
+    register_exit_guard(
+        bootstrap.rank, bootstrap.host, lambda: bool(_open), start_barrier, bootstrap.abort,
+        comm.config.timeout,
+    )
+
+
+def open_communicators() -> Sequence[Communicator]:
+    """Return the communicators of this process that are not closed. Local."""
+    return tuple(_open)

@@ -1,0 +1,228 @@
+"""Runs the program of one rank on real memory, a window and a channel.
+
+``Bound`` ties a program to addresses once; it may then be run any number of times while the
+arrays at those addresses are alive. Programs without messages run straight down their list;
+others as a data flow, lowest index first, so that messages of one chunk travel while the next
+is copied and reduced.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from rdmakit.buffer import array_at
+from rdmakit.plan.steps import Await, Copy, Post, Program, Recv, Reduce, Ref, Send, Space
+from rdmakit.protocols import Channel, Request, Window
+from rdmakit.reduction import Reducer
+from rdmakit.waiting import Waiter
+
+__all__ = ["Bound", "Places"]
+
+Array = npt.NDArray[Any]
+_COPY, _REDUCE, _POST, _AWAIT, _SEND, _RECV = range(6)
+_Op = tuple[int, Any, Any, Any]
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where the ranks of a plan are: their index in this rank's window and in the job."""
+
+    window: dict[int, int]
+    job: Sequence[int]
+
+
+class Bound:
+    """A program tied to memory. Local to make; running it is collective."""
+
+    def __init__(
+        self,
+        program: Program,
+        dtype: np.dtype[Any],
+        addresses: dict[Space, tuple[int, int]],
+        places: Places,
+        window: Window | None,
+        channel: Channel | None,
+        waiter: Waiter,
+        reduce: Reducer,
+        label: str,
+    ) -> None:
+        """Bind.
+
+        Args:
+            program: what to run.
+            dtype: type of the elements.
+            addresses: (address, count) of SEND and RECV.
+            places: the plan's ranks.
+            window: needed if the program has window steps.
+            channel: needed if it has messages.
+            waiter: deadline and yielding.
+            reduce: what a Reduce step calls.
+            label: names the operation in errors.
+        """
+        self.program, self._window, self._channel, self._waiter = program, window, channel, waiter
+        self._places, self.label = places, label
+        self._scratch = np.empty(program.scratch, dtype)
+        spaces = {space: array_at(*where, dtype) for space, where in addresses.items()}
+        spaces[Space.SCRATCH] = self._scratch
+        areas: dict[int, Array] = {}
+        if program.window:
+            assert window is not None
+            assert program.window * dtype.itemsize <= window.nbytes
+            usable = window.nbytes // dtype.itemsize * dtype.itemsize
+            areas = {
+                rank: window.area(index)[:usable].view(dtype)
+                for rank, index in places.window.items()
+            }
+
+        def view(ref: Ref) -> Array:
+            array = areas[ref.owner] if ref.space is Space.WINDOW else spaces[ref.space]
+            return array[ref.offset : ref.offset + ref.count]
+
+        self._reduce = reduce
+        self._ops = [self._compile(step, view) for step in program.steps]
+        self._waiters: list[list[int]] = [[] for _ in program.steps]
+        for index, after in enumerate(program.after):
+            for before in after:
+                self._waiters[before].append(index)
+        self._left = [len(after) for after in program.after]
+        self._first = [i for i, n in enumerate(self._left) if not n]
+        self.run: Callable[[int, Sequence[object]], None] = (
+            self._run_messages if program.messages else self._run_straight
+        )
+        """``run(tag, keep)``: run once. ``tag`` is equal on all ranks and not used by other
+        operations under way; ``keep`` owns the memory and outlives what is given up."""
+
+    def _compile(self, step: object, view: Callable[[Ref], Array]) -> _Op:
+        match step:
+            case Copy(dst, src):
+                to, of = view(dst), view(src)
+                same = to.__array_interface__["data"] == of.__array_interface__["data"]
+                return (_COPY, to[:0], of[:0], None) if same else (_COPY, to, of, None)
+            case Reduce(dst, srcs):
+                return (_REDUCE, view(dst), [view(src) for src in srcs], None)
+            case Post(flag, value):
+                return (_POST, flag, value, None)
+            case Await(owner, flag, value):
+                return (_AWAIT, self._places.window[owner], flag, value)
+            case Send(peer, ref, tag) | Recv(peer, ref, tag):
+                assert self._channel is not None
+                handle = self._channel.wrap(view(ref).view(np.uint8))
+                kind = _SEND if isinstance(step, Send) else _RECV
+                return (kind, self._places.job[peer], handle, tag)
+        raise TypeError(step)
+
+    def _waits_for(self, index: int) -> str:
+        match self.program.steps[index]:
+            case Await(owner, _, value):
+                return f"{self.label}: waiting for rank {self._places.job[owner]} (step {value})"
+            case Send(peer, ref, _):
+                what = f"to send {ref.count} elements to rank {self._places.job[peer]}"
+            case Recv(peer, ref, _):
+                what = f"for {ref.count} elements from rank {self._places.job[peer]}"
+            case step:
+                what = str(step)
+        return f"{self.label}: waiting {what}"
+
+    def _run_straight(self, tag: int, keep: Sequence[object] = ()) -> None:
+        window, reduce, copyto = self._window, self._reduce, np.copyto
+        waiter = self._waiter
+        waiter.start()
+        if window is None:
+            for code, a, b, _ in self._ops:
+                if code == _COPY:
+                    copyto(a, b)
+            return
+        base, post, reached = window.base, window.post, window.reached
+        for index, (code, a, b, c) in enumerate(self._ops):
+            if code == _COPY:
+                copyto(a, b)
+            elif code == _AWAIT:
+                value = base + c
+                if not reached(a, b, value):
+                    waiter.moved()
+                    while not reached(a, b, value):
+                        waiter.idle(lambda index=index: self._waits_for(index))  # type: ignore[misc]
+                    waiter.start()
+            elif code == _REDUCE:
+                reduce(a, b)
+            else:
+                post(a, base + b)
+        window.base = base + self.program.span
+
+    def _run_messages(self, tag: int, keep: Sequence[object] = ()) -> None:
+        window, channel, reduce = self._window, self._channel, self._reduce
+        assert channel is not None
+        base = window.base if window is not None else 0
+        send, recv, progress, waiter = channel.send, channel.recv, channel.progress, self._waiter
+        ops, waiters = self._ops, self._waiters
+        left, ready = self._left.copy(), self._first.copy()
+        requests: list[tuple[Request, int]] = []
+        flags: list[int] = []
+        remaining = len(ops)
+        waiter.start()
+        try:
+            while remaining:
+                finished: list[int] = []
+                if ready:
+                    index = heapq.heappop(ready)
+                    code, a, b, c = ops[index]
+                    if code == _SEND or code == _RECV:
+                        request = (send if code == _SEND else recv)(a, b, tag + c)
+                        requests.append((request, index))
+                    elif code == _AWAIT:
+                        flags.append(index)
+                    else:
+                        if code == _COPY:
+                            np.copyto(a, b)
+                        elif code == _REDUCE:
+                            reduce(a, b)
+                        else:
+                            assert window is not None
+                            window.post(a, base + b)
+                        finished.append(index)
+                    if ready and not finished:
+                        continue  # start all that can start before looking at any
+                progress()
+                if requests:
+                    still = []
+                    for entry in requests:
+                        if entry[0].done():
+                            finished.append(entry[1])
+                        else:
+                            still.append(entry)
+                    requests = still
+                if flags:
+                    assert window is not None
+                    passed = [i for i in flags if window.reached(*ops[i][1:3], base + ops[i][3])]
+                    if passed:
+                        finished += passed
+                        flags = [i for i in flags if i not in passed]
+                for index in finished:
+                    remaining -= 1
+                    for waiting in waiters[index]:
+                        left[waiting] -= 1
+                        if not left[waiting]:
+                            heapq.heappush(ready, waiting)
+                if finished:
+                    waiter.start()
+                elif not ready:
+                    waiter.idle(lambda: self._blocked(requests, flags))
+            while not channel.flush():
+                progress()
+                waiter.idle(lambda: f"{self.label}: flushing")
+        except BaseException:
+            channel.abandon([request for request, _ in requests], [self, keep])
+            raise
+        if window is not None:
+            window.base = base + self.program.span
+
+    def _blocked(self, requests: Sequence[tuple[Request, int]], flags: Sequence[int]) -> str:
+        waiting = sorted([index for _, index in requests] + list(flags))
+        more = f" (and {len(waiting) - 1} more)" if len(waiting) > 1 else ""
+        return self._waits_for(waiting[0]) + more if waiting else f"{self.label}: waiting"

@@ -1,0 +1,101 @@
+"""A channel over plain MPI messages: fallback where UCX cannot be had, and baseline."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from rdmakit.bootstrap import MpiBootstrap, load_mpi
+from rdmakit.errors import UnsupportedError
+from rdmakit.inter.tags import MESSAGES, unpack
+from rdmakit.protocols import Bytes, Request
+
+__all__ = ["MpiChannel"]
+
+_QUARANTINE: list[object] = []
+_SEQUENCE_BITS = 2
+_LEAST_MESSAGE_BITS = 16
+
+
+class _MpiRequest:
+    __slots__ = ("_complete", "_test")
+
+    def __init__(self, request: Any) -> None:
+        self._test, self._complete = request.Test, False
+
+    def done(self) -> bool:
+        # A completed MPI request is null, whose Test is true as well, but costs a call.
+        if not self._complete:
+            self._complete = bool(self._test())
+        return self._complete
+
+
+class MpiChannel:
+    """See :class:`rdmakit.protocols.Channel`. Make it with :meth:`create`."""
+
+    name = "mpi"
+
+    def __init__(self, comm: Any, bits: int) -> None:
+        self._comm, self._bits = comm, bits
+        self.rank: int = comm.Get_rank()
+        self._byte = load_mpi().BYTE
+
+    @classmethod
+    def create(cls, bootstrap: MpiBootstrap) -> MpiChannel:
+        """Make the channel of all ranks, on an MPI communicator of its own. Collective.
+
+        Raises:
+            UnsupportedError: this MPI's tags are too short.
+        """
+        mpi = load_mpi()
+        comm = bootstrap.comm.Dup()
+        upper = comm.Get_attr(mpi.TAG_UB) or 32767
+        bits = int(math.log2(upper + 1)) - _SEQUENCE_BITS
+        if bits < _LEAST_MESSAGE_BITS:
+            raise UnsupportedError(f"this MPI's tags end at {upper}; rdmakit needs 2^18")
+        return cls(comm, min(bits, MESSAGES.bit_length() - 1))
+
+    def _short(self, tag: int) -> int:
+        _, _, _, sequence, message = unpack(tag)
+        if message >> self._bits:
+            raise UnsupportedError(
+                f"message number {message} does not fit this MPI's tags ({self._bits} bits)"
+            )
+        return (sequence % (1 << _SEQUENCE_BITS)) << self._bits | message
+
+    def wrap(self, data: Bytes) -> Any:
+        """Return MPI's buffer specification of the memory."""
+        return [data, data.nbytes, self._byte]
+
+    def send(self, peer: int, handle: Any, tag: int) -> Request:
+        """Start sending."""
+        return _MpiRequest(self._comm.Isend(handle, peer, self._short(tag)))
+
+    def recv(self, peer: int, handle: Any, tag: int) -> Request:
+        """Start receiving."""
+        return _MpiRequest(self._comm.Irecv(handle, peer, self._short(tag)))
+
+    def progress(self) -> None:
+        """Nothing to do: testing a request moves all of them."""
+
+    def flush(self) -> bool:
+        """Nothing is held back that later MPI calls would not move."""
+        return True
+
+    def check_peers(self) -> None:
+        """MPI tells nothing; its launcher ends the job."""
+
+    def transports(self, peer: int) -> Sequence[tuple[str, str]]:
+        """Return the one thing known: MPI carries it."""
+        return (("mpi", load_mpi().get_vendor()[0].lower().replace(" ", "")),)
+
+    def abandon(self, requests: Sequence[Request], keep: Sequence[object]) -> None:
+        """Keep requests and memory until the process ends."""
+        _QUARANTINE.extend((requests, keep))
+
+    def close(self) -> None:
+        """Free the communicator; collective in MPI's sense, idempotent."""
+        if self._comm is not None and not _QUARANTINE:
+            self._comm.Free()
+        self._comm = None

@@ -1,0 +1,75 @@
+"""The 64 bits of a message tag: communicator, source, kind, sequence, message.
+
+UCX matches messages for the whole worker, so the source must be in the tag. Sequence numbers
+come round again after 1024 collectives of one communicator; since a rank starts a collective
+only after it finished the one before, messages of two that far apart never meet.
+"""
+
+from __future__ import annotations
+
+import enum
+
+from rdmakit.errors import InvalidArgument
+
+__all__ = [
+    "COMMUNICATORS",
+    "MESSAGES",
+    "SEQUENCES",
+    "SOURCES",
+    "TagKind",
+    "pack",
+    "unpack",
+    "with_source",
+]
+
+_MESSAGE, _SEQUENCE, _KIND, _SOURCE, _COMMUNICATOR = 22, 10, 2, 20, 10
+MESSAGES = 1 << _MESSAGE
+SEQUENCES = 1 << _SEQUENCE
+SOURCES = 1 << _SOURCE
+COMMUNICATORS = 1 << _COMMUNICATOR
+
+
+class TagKind(enum.IntEnum):
+    """What a message belongs to."""
+
+    COLLECTIVE = 0
+    POINT_TO_POINT = 1
+    BENCH = 2
+
+
+def pack(communicator: int, kind: TagKind, sequence: int, message: int = 0) -> int:
+    """Return a tag without its source; ``sequence`` wraps, the others must fit.
+
+    Raises:
+        InvalidArgument: a field does not fit its bits.
+    """
+    for name, value, limit in (
+        ("communicator", communicator, COMMUNICATORS),
+        ("message", message, MESSAGES),
+    ):
+        if not 0 <= value < limit:
+            raise InvalidArgument(f"tag field {name}={value} is not in 0..{limit - 1}")
+    head = communicator << (_SOURCE + _KIND) | kind
+    return (head << _SEQUENCE | sequence % SEQUENCES) << _MESSAGE | message
+
+
+def with_source(tag: int, source: int) -> int:
+    """Return ``tag`` as sent by job rank ``source``.
+
+    Raises:
+        InvalidArgument: more ranks than the field counts.
+    """
+    if not 0 <= source < SOURCES:
+        raise InvalidArgument(f"tag field source={source} is not in 0..{SOURCES - 1}")
+    return tag | source << (_KIND + _SEQUENCE + _MESSAGE)
+
+
+def unpack(tag: int) -> tuple[int, int, TagKind, int, int]:
+    """Return (communicator, source, kind, sequence, message) of a tag."""
+    message = tag % MESSAGES
+    tag >>= _MESSAGE
+    sequence = tag % SEQUENCES
+    tag >>= _SEQUENCE
+    kind = TagKind(tag % (1 << _KIND))
+    tag >>= _KIND
+    return tag >> _SOURCE, tag % SOURCES, kind, sequence, message

@@ -1,0 +1,105 @@
+"""How this package waits: poll, yield the core, look at the deadline and at the peers.
+
+Every wait of the data plane goes through :class:`Waiter`. It never blocks in the kernel while
+messages are open, since only polling moves them; it gives the core away when nothing happens,
+since there may be more ranks than cores. Other sources of progress (CUDA events) are added to
+``polls``.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+
+from rdmakit.errors import TransferTimeout
+
+__all__ = ["Waiter", "spins_for"]
+
+_CHECK_EVERY = 64
+"""Idle rounds between two looks at the clock."""
+_PEERS_EVERY = 1024
+"""Idle rounds between two questions to the transport about dead peers."""
+_NAP_AFTER = 0.02
+"""Idle seconds after which the wait sleeps between polls."""
+_NAP = 1e-4
+
+
+def spins_for(ranks_on_host: int) -> int:
+    """Return idle polls before the core is yielded: more where each rank has its own."""
+    cores = len(os.sched_getaffinity(0))
+    return 200 if ranks_on_host <= (os.cpu_count() or 1) and ranks_on_host <= cores else 2
+
+
+class Waiter:
+    """The waits of one communicator on this rank."""
+
+    def __init__(
+        self,
+        rank: int,
+        host: str,
+        timeout: float,
+        spins: int,
+        check_peers: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.rank, self.host, self.timeout, self.spins = rank, host, timeout, spins
+        self._check_peers = check_peers
+        self._idle = 0
+        self._since = 0.0
+        self._deadline = 0.0
+
+    def start(self, timeout: float | None = None) -> None:
+        """Begin a wait: its deadline counts from the first idle poll after this."""
+        self._idle = 0
+        self._since = 0.0
+        self._limit = self.timeout if timeout is None else timeout
+
+    def moved(self) -> None:
+        """Note progress: the core is not yielded for a while."""
+        self._idle = 0
+
+    def idle(self, describe: Callable[[], str]) -> None:
+        """Note a poll that found nothing.
+
+        Raises:
+            TransferTimeout: the deadline has passed; the text has ``describe()``.
+            PeerLost: the transport reports a dead peer.
+        """
+        self._idle += 1
+        if self._idle <= self.spins:
+            return
+        os.sched_yield()
+        if self._idle % _CHECK_EVERY:
+            return
+        now = time.monotonic()
+        if not self._since:
+            self._since = now
+            self._deadline = now + self._limit
+        elif now > self._deadline:
+            raise TransferTimeout(
+                f"rank {self.rank} (host {self.host}): {describe()} after {now - self._since:.1f} s"
+                f" (limit {self._limit:g} s)"
+            )
+        if self._idle % _PEERS_EVERY == 0:
+            self._check_peers()
+        if now - self._since > _NAP_AFTER:
+            time.sleep(_NAP)
+
+    def until(
+        self,
+        ready: Callable[[], bool],
+        polls: Sequence[Callable[[], None]],
+        describe: Callable[[], str],
+        timeout: float | None = None,
+    ) -> None:
+        """Poll until ``ready()``.
+
+        Raises:
+            TransferTimeout: the deadline has passed.
+            PeerLost: the transport reports a dead peer.
+        """
+        self.start(timeout)
+        while not ready():
+            for poll in polls:
+                poll()
+            self.idle(describe)
