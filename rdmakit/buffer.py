@@ -74,7 +74,8 @@ def bytes_at(address: int, nbytes: int) -> Bytes:
     """Return the memory at ``address`` as bytes, owning nothing: it must outlive every use."""
     if not nbytes:
         return np.empty(0, np.uint8)
-    return np.frombuffer((ctypes.c_char * nbytes).from_address(address), np.uint8)
+    memory = memoryview((ctypes.c_char * nbytes).from_address(address)).cast("B")
+    return np.frombuffer(memory, np.uint8)
 
 
 def array_at(address: int, count: int, dtype: np.dtype[Any]) -> npt.NDArray[Any]:

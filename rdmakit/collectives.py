@@ -22,6 +22,7 @@ from rdmakit.errors import (
     CommunicatorClosed,
     InvalidArgument,
     RdmaKitError,
+    TransportError,
     UnsupportedError,
 )
 from rdmakit.executor import Bound, Places
@@ -120,7 +121,7 @@ class Collectives:
 
     # -- the calls ----------------------------------------------------------------------------
 
-    def Allreduce(  # noqa: N802
+    def Allreduce(
         self,
         sendbuf: object,
         recvbuf: object,
@@ -152,7 +153,7 @@ class Collectives:
         """
         self._now(Kind.ALLREDUCE, sendbuf, recvbuf, op, algorithm, 0, timeout)
 
-    def Reduce_scatter_block(  # noqa: N802
+    def Reduce_scatter_block(
         self,
         sendbuf: object,
         recvbuf: object,
@@ -168,7 +169,7 @@ class Collectives:
         """
         self._now(Kind.REDUCE_SCATTER, sendbuf, recvbuf, op, algorithm, 0, timeout)
 
-    def Allgather(  # noqa: N802
+    def Allgather(
         self,
         sendbuf: object,
         recvbuf: object,
@@ -183,7 +184,7 @@ class Collectives:
         """
         self._now(Kind.ALLGATHER, sendbuf, recvbuf, SUM, algorithm, 0, timeout)
 
-    def Bcast(  # noqa: N802
+    def Bcast(
         self,
         buf: object,
         root: int = 0,
@@ -194,7 +195,7 @@ class Collectives:
         """Copy ``buf`` of rank ``root`` to all. Collective, blocking. Raises as Allreduce."""
         self._now(Kind.BROADCAST, buf, buf, SUM, algorithm, root, timeout)
 
-    def Barrier(self) -> None:  # noqa: N802
+    def Barrier(self) -> None:
         """Return when all ranks have called. Collective, blocking."""
         self._check_usable()
         before = current.enter(f"{self.label}barrier", timeout=self._waiter.timeout)
@@ -219,21 +220,34 @@ class Collectives:
         """
         send, recv, op, name = self._resolve(kind, sendbuf, recvbuf, op, algorithm, root)
         keep = (sendbuf, recvbuf)
+        steps: Program | None = None
         if name == "mpi":
-            call = self._mpi_call(kind, send, recv, op, root)
-            return Operation(name, None, recv.dtype.itemsize, call)
-        bound = self._bind(kind, send, recv, op, name, root)
-        return Operation(
-            name,
-            bound.program,
-            recv.dtype.itemsize,
-            lambda: self._run(bound, (kind, send, recv, op, name, root), keep),
-        )
+            call = self._mpi_call(kind, send, recv, op, root, keep)
+        else:
+            bound = self._bind(kind, send, recv, op, name, root)
+            steps = bound.program
+
+            def call() -> None:
+                self._run(bound, keep)
+
+        if self._config.check:
+            call = self._checked_once(call, (kind, send, recv, op, name, root))
+        return Operation(name, steps, recv.dtype.itemsize, call)
 
     def algorithms(self, kind: Kind) -> tuple[str, ...]:
         """Return the algorithms that can serve ``kind`` in this group. Local."""
         planned = algorithms(kind, self.layout)
         return (*planned, "mpi") if self._mpi is not None else planned
+
+    @property
+    def waiter(self) -> Waiter:
+        """The waits of this communicator, for code that drives its channel."""
+        return self._waiter
+
+    @property
+    def bootstrap(self) -> Bootstrap:
+        """The control plane of this group."""
+        return self._bootstrap
 
     # -- how they are done --------------------------------------------------------------------
 
@@ -254,12 +268,11 @@ class Collectives:
                 raise InvalidArgument(f"timeout {timeout}: seconds, more than 0")
             self._waiter.timeout = timeout
         try:
+            self._compare((kind, send, recv, op, name, root))
             if name == "mpi":
-                self._compare((kind, send, recv, op, name, root))
-                self._mpi_call(kind, send, recv, op, root)()
+                self._mpi_call(kind, send, recv, op, root, ())()
             else:
-                bound = self._bind(kind, send, recv, op, name, root)
-                self._run(bound, (kind, send, recv, op, name, root), (sendbuf, recvbuf))
+                self._run(self._bind(kind, send, recv, op, name, root), (sendbuf, recvbuf))
         finally:
             self._waiter.timeout = usual
 
@@ -289,8 +302,8 @@ class Collectives:
             raise InvalidArgument(f"sendbuf is {send.dtype} and recvbuf {recv.dtype}")
         if kind in (Kind.ALLREDUCE, Kind.REDUCE_SCATTER):
             dtype_of(recv.dtype)
-        elif recv.dtype.hasobject:
-            raise UnsupportedError(f"{recv.dtype} holds Python objects, not bytes")
+        elif recv.dtype.hasobject or not recv.dtype.itemsize:
+            raise UnsupportedError(f"elements of type {recv.dtype} are not plain bytes")
         self._check_counts(kind, send, recv)
         if not 0 <= root < self.size:
             raise InvalidArgument(f"root {root} is not in 0..{self.size - 1}")
@@ -385,9 +398,8 @@ class Collectives:
             self._bound.popitem(last=False)
         return bound
 
-    def _run(self, bound: Bound, what: tuple[Any, ...], keep: tuple[object, ...]) -> None:
+    def _run(self, bound: Bound, keep: tuple[object, ...]) -> None:
         self._check_usable()
-        self._compare(what)
         tag = pack(self._identity, TagKind.COLLECTIVE, self._sequence)
         self._sequence += 1
         before = current.enter(bound.label)
@@ -403,7 +415,7 @@ class Collectives:
         self._failure = f"{type(exc).__name__}: {exc}"
 
     def _mpi_call(
-        self, kind: Kind, send: Buffer, recv: Buffer, op: ReduceOp, root: int
+        self, kind: Kind, send: Buffer, recv: Buffer, op: ReduceOp, root: int, keep: object
     ) -> Callable[[], object]:
         mpi, comm = sys.modules["mpi4py.MPI"], self._mpi
         kinds = _mpi_types()
@@ -412,8 +424,10 @@ class Collectives:
         in_place = send.address == recv.address and kind is not Kind.REDUCE_SCATTER
         if kind is Kind.ALLGATHER:
             in_place = send.overlaps(recv)
-        elif kind is Kind.REDUCE_SCATTER and send.overlaps(recv):
-            of = [of[0].copy(), of[1]]
+        source = of[0]
+        staged = kind is Kind.REDUCE_SCATTER and send.overlaps(recv)  # MPI forbids the overlap
+        if staged:
+            of = [np.empty_like(source), of[1]]
         first: Any = mpi.IN_PLACE if in_place else of
         operation = getattr(mpi, op.name)
         name = f"{self.label}{kind.value}/mpi {format_size(recv.nbytes)}"
@@ -426,10 +440,35 @@ class Collectives:
         }[kind]
         timeout = self._waiter.timeout
 
-        def run() -> None:
+        def run(keep: object = keep) -> None:
+            if self._failure:
+                self._check_usable()
+            if staged:
+                np.copyto(of[0], source)
             before = enter(name, (), 0, timeout)
-            call(*args)
-            restore(before)
+            try:
+                call(*args)
+            except mpi.Exception as exc:
+                error = TransportError(f"{name}: MPI says {exc}")
+                self._fail(error)
+                raise error from exc
+            finally:
+                restore(before)
+
+        return run
+
+    def _checked_once(
+        self, call: Callable[[], object], what: tuple[Any, ...]
+    ) -> Callable[[], object]:
+        compared = False
+
+        def run() -> None:
+            nonlocal compared
+            self._check_usable()
+            if not compared:
+                self._compare(what)
+                compared = True
+            call()
 
         return run
 
@@ -450,7 +489,7 @@ class Collectives:
             current.restore(before)
         if len(set(calls)) == 1:
             return
-        usual = max(set(calls), key=calls.count)
+        usual = max(calls, key=calls.count)  # of equals the first, on every rank
         odd = "; ".join(f"rank {r}: {text}" for r, text in enumerate(calls) if text != usual)
         error = CollectiveMismatch(f"{calls.count(usual)} rank(s): {usual}; but {odd}")
         self._fail(error)

@@ -49,6 +49,8 @@ class Communicator(Collectives):
     Attributes:
         node: collectives of this rank's node alone.
         rail: collectives of the ranks with this one's local rank, one on each node.
+        hosts: host name of each rank.
+        virtual: whether nodes are parts of one host.
         notes: what a person should know, such as why the MPI channel serves.
     """
 
@@ -97,11 +99,17 @@ class Communicator(Collectives):
         if len(nodes.layout.nodes) > 1:
             channel, note = _make_channel(bootstrap, config, virtual=nodes.virtual)
             notes += [note] if note else []
-        sharing = max(bootstrap.allgather(str(node_boot.size).encode()), key=int)
-        hosts = bootstrap.allgather(socket.gethostname().encode())
-        on_host = max(int(sharing), hosts.count(socket.gethostname().encode()))
+        self.hosts = tuple(h.decode() for h in bootstrap.allgather(bootstrap.host.encode()))
+        on_host = max(node_boot.size, self.hosts.count(bootstrap.host))
         self._setup(
-            bootstrap, node_boot, rail_boot, nodes.layout, window, channel, config, on_host,
+            bootstrap,
+            node_boot,
+            rail_boot,
+            nodes.layout,
+            window,
+            channel,
+            config,
+            on_host,
             mpi=(bootstrap.comm, node_boot.comm, rail_boot.comm),
         )
         self.virtual = nodes.virtual
@@ -121,10 +129,17 @@ class Communicator(Collectives):
         node_boot = bootstrap.split(layout.node_of(bootstrap.rank), bootstrap.rank)
         rail_boot = bootstrap.split(layout.local_rank(bootstrap.rank), bootstrap.rank)
         self._setup(
-            bootstrap, node_boot, rail_boot, layout, window, channel, config or Config(),
-            bootstrap.size, mpi=(None, None, None),
+            bootstrap,
+            node_boot,
+            rail_boot,
+            layout,
+            window,
+            channel,
+            config or Config(),
+            bootstrap.size,
+            mpi=(None, None, None),
         )
-        self.virtual = False
+        self.virtual, self.hosts = False, (self.host,) * bootstrap.size
         self.notes = ()
         return self
 
@@ -154,12 +169,27 @@ class Communicator(Collectives):
         local = layout.local_rank(rank)
         self.local_rank = local
         self.node = Collectives(
-            RankLayout.of_sizes([node_boot.size]), node_boot, window, None, waiter, config,
-            job_ranks=layout.nodes[layout.node_of(rank)], mpi=mpi[1], label="node ",
+            RankLayout.of_sizes([node_boot.size]),
+            node_boot,
+            window,
+            None,
+            waiter,
+            config,
+            job_ranks=layout.nodes[layout.node_of(rank)],
+            mpi=mpi[1],
+            label="node ",
         )
         self.rail = Collectives(
-            RankLayout.of_sizes([1] * rail_boot.size), rail_boot, None, channel, waiter, config,
-            identity=identity + 1, job_ranks=layout.rails[local], mpi=mpi[2], label="rail ",
+            RankLayout.of_sizes([1] * rail_boot.size),
+            rail_boot,
+            None,
+            channel,
+            waiter,
+            config,
+            identity=identity + 1,
+            job_ranks=layout.rails[local],
+            mpi=mpi[2],
+            label="rail ",
         )
         self._parts = (bootstrap, node_boot, rail_boot)
         self.closed = False
@@ -191,13 +221,13 @@ class Communicator(Collectives):
             group._release()
         if self.window is not None:
             self.window.close()
-        if self.channel is not None:
-            self.channel.close()
         if collective:
-            for part in reversed(self._parts):
+            for part in (self.channel, *reversed(self._parts)):
                 free = getattr(part, "free", None)
                 if free is not None:
                     free()
+        if self.channel is not None:
+            self.channel.close()
 
     def __enter__(self) -> Communicator:
         return self
@@ -251,9 +281,7 @@ def compare_setup(bootstrap: Bootstrap, config: Config) -> None:
         raise SetupError("the ranks do not run the same software: " + "; ".join(differences))
 
 
-def _make_channel(
-    bootstrap: MpiBootstrap, config: Config, *, virtual: bool
-) -> tuple[Channel, str]:
+def _make_channel(bootstrap: MpiBootstrap, config: Config, *, virtual: bool) -> tuple[Channel, str]:
     """Make the channel between nodes, the same kind on all ranks. Collective, blocking."""
     problem = version = ""
     if config.ucx == "none":
@@ -296,9 +324,7 @@ def _agree_identity(bootstrap: Bootstrap) -> int:
     global _next_identity
     identity = max(int(text) for text in bootstrap.allgather(str(_next_identity).encode()))
     if identity + _IDENTITIES > COMMUNICATORS:
-        raise SetupError(
-            f"more than {COMMUNICATORS // _IDENTITIES} communicators in one process"
-        )
+        raise SetupError(f"more than {COMMUNICATORS // _IDENTITIES} communicators in one process")
     _next_identity = identity + _IDENTITIES
     return identity
 
@@ -332,7 +358,11 @@ def _handle_exit(comm: Communicator, bootstrap: MpiBootstrap) -> None:
         return test
 
     register_exit_guard(
-        bootstrap.rank, bootstrap.host, lambda: bool(_open), start_barrier, bootstrap.abort,
+        bootstrap.rank,
+        bootstrap.host,
+        lambda: bool(_open),
+        start_barrier,
+        bootstrap.abort,
         comm.config.timeout,
     )
 

@@ -4,8 +4,8 @@
 
     RdmaKitError
     ├── InvalidArgument (ValueError)   the call is wrong: fix the arguments
-    ├── UnsupportedError               right call, not possible here: the text says what is missing
-    ├── SetupError                     launcher, MPI, UCX or machine not set up: the text says the cure
+    ├── UnsupportedError               right call, not possible here; the text says why
+    ├── SetupError                     launcher, MPI, UCX or machine; the text says the cure
     │   └── UcxUnavailable             no usable UCX in this process; the MPI channel can serve
     ├── CollectiveMismatch             ranks called different things; raised on every rank
     ├── CommunicatorClosed             used after close() or after an earlier error

@@ -11,6 +11,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -147,7 +148,7 @@ class Bound:
                 if not reached(a, b, value):
                     waiter.moved()
                     while not reached(a, b, value):
-                        waiter.idle(lambda index=index: self._waits_for(index))  # type: ignore[misc]
+                        waiter.idle(partial(self._waits_for, index))
                     waiter.start()
             elif code == _REDUCE:
                 reduce(a, b)
@@ -172,7 +173,7 @@ class Bound:
                 if ready:
                     index = heapq.heappop(ready)
                     code, a, b, c = ops[index]
-                    if code == _SEND or code == _RECV:
+                    if code in (_SEND, _RECV):
                         request = (send if code == _SEND else recv)(a, b, tag + c)
                         requests.append((request, index))
                     elif code == _AWAIT:
@@ -212,7 +213,7 @@ class Bound:
                 if finished:
                     waiter.start()
                 elif not ready:
-                    waiter.idle(lambda: self._blocked(requests, flags))
+                    waiter.idle(partial(self._blocked, requests, flags))
             while not channel.flush():
                 progress()
                 waiter.idle(lambda: f"{self.label}: flushing")

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from rdmakit.errors import InvalidArgument, PeerLost
+from rdmakit.errors import PeerLost, TransportError
 from rdmakit.protocols import Bytes, Request
 
 __all__ = ["MemoryBootstrap", "MemoryChannel", "MemoryWindow", "Post", "run_threads"]
@@ -97,9 +97,7 @@ class MemoryWindow:
 
     kind = "memory"
 
-    def __init__(
-        self, rank: int, areas: Sequence[Bytes], counters: Sequence[list[int]]
-    ) -> None:
+    def __init__(self, rank: int, areas: Sequence[Bytes], counters: Sequence[list[int]]) -> None:
         self.rank, self.size, self.nbytes = rank, len(areas), areas[0].nbytes
         self.flags, self.base = len(counters[0]), 0
         self._areas, self._counters = areas, counters
@@ -128,9 +126,11 @@ class MemoryWindow:
 
 class _Message:
     def __init__(self, data: Bytes) -> None:
-        self.data, self.complete = data, False
+        self.data, self.complete, self.problem = data, False, ""
 
     def done(self) -> bool:
+        if self.problem:
+            raise TransportError(self.problem)
         return self.complete
 
 
@@ -180,8 +180,9 @@ class MemoryChannel:
             other = others.popleft()
             src, dst = (message, other) if sending else (other, message)
             if src.data.nbytes > dst.data.nbytes:
-                raise InvalidArgument(f"{src.data.nbytes} bytes sent, room for {dst.data.nbytes}")
-            dst.data[: src.data.nbytes] = src.data
+                dst.problem = f"{src.data.nbytes} bytes sent, room for {dst.data.nbytes}"
+            else:
+                dst.data[: src.data.nbytes] = src.data
             src.complete = dst.complete = True
         return message
 

@@ -40,9 +40,7 @@ def find_nodes(bootstrap: Bootstrap, config: Config, tree: HostTree | None = Non
     hosts: dict[str, list[int]] = defaultdict(list)
     for rank, name in enumerate(keys):
         hosts[name].append(rank)
-    named = not all(
-        reach[a][b] for ranks in hosts.values() for a in ranks for b in ranks
-    )
+    named = not all(reach[a][b] for ranks in hosts.values() for a in ranks for b in ranks)
     if named:
         # /proc/PID/fd is closed to us somewhere: other PID namespace, other user, hardening.
         reach, _ = probe_reach(bootstrap, key, named=True)

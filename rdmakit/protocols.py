@@ -133,7 +133,7 @@ class Window(Protocol):
         ...
 
     def post(self, flag: int, value: int) -> None:
-        """Set this rank's counter ``flag`` to ``value``, which must not be below its present one."""
+        """Set this rank's counter ``flag`` to ``value``, not below its present one."""
         ...
 
     def reached(self, owner: int, flag: int, value: int) -> bool:

@@ -1,7 +1,8 @@
 """Element-wise reductions on host memory: what a Reduce step does.
 
 float16 is accumulated in float32 and rounded once for each step, as in DESIGN's hierarchy each
-node's partial and each hop round once. Other types are reduced in their own type.
+node's partial and each hop round once. Other types are reduced in their own type. Infinities
+and NaNs are results like others, as in MPI: no warning in the middle of a collective.
 """
 
 from __future__ import annotations
@@ -51,14 +52,21 @@ def reducer(dtype: np.dtype[Any], op: ReduceOp) -> Reducer:
                 ufunc(into, src[part], into)
             ufunc(into, srcs[-1][part], out)
 
-    return reduce
+    if dtype.kind != "f":
+        return reduce
+
+    def quiet(dst: Array, srcs: Sequence[Array]) -> None:
+        with np.errstate(all="ignore"):
+            reduce(dst, srcs)
+
+    return quiet
 
 
 def _wide(ufunc: np.ufunc, wide: np.dtype[Any]) -> Reducer:
     block = _BLOCK // wide.itemsize
 
     def reduce(dst: Array, srcs: Sequence[Array]) -> None:
-        with np.errstate(over="ignore", invalid="ignore"):
+        with np.errstate(all="ignore"):
             for start in range(0, len(dst), block):
                 part = slice(start, start + block)
                 total = srcs[0][part].astype(wide)

@@ -1,0 +1,1 @@
+"""Measures each layer alone and the whole, with one loop, and checks every value."""

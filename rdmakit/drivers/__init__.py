@@ -1,0 +1,1 @@
+"""Thin doors: one for each outside library or kernel interface."""

@@ -1,0 +1,1 @@
+"""Between nodes: messages."""

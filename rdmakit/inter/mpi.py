@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rdmakit.bootstrap import MpiBootstrap, load_mpi
-from rdmakit.errors import UnsupportedError
+from rdmakit.errors import TransportError, UnsupportedError
 from rdmakit.inter.tags import MESSAGES, unpack
 from rdmakit.protocols import Bytes, Request
 
@@ -19,15 +19,18 @@ _LEAST_MESSAGE_BITS = 16
 
 
 class _MpiRequest:
-    __slots__ = ("_complete", "_test")
+    __slots__ = ("_complete", "_test", "_what")
 
-    def __init__(self, request: Any) -> None:
-        self._test, self._complete = request.Test, False
+    def __init__(self, request: Any, what: str) -> None:
+        self._test, self._complete, self._what = request.Test, False, what
 
     def done(self) -> bool:
         # A completed MPI request is null, whose Test is true as well, but costs a call.
         if not self._complete:
-            self._complete = bool(self._test())
+            try:
+                self._complete = bool(self._test())
+            except load_mpi().Exception as exc:
+                raise TransportError(f"{self._what}: MPI says {exc}") from exc
         return self._complete
 
 
@@ -38,6 +41,7 @@ class MpiChannel:
 
     def __init__(self, comm: Any, bits: int) -> None:
         self._comm, self._bits = comm, bits
+        self._broken = False
         self.rank: int = comm.Get_rank()
         self._byte = load_mpi().BYTE
 
@@ -70,11 +74,13 @@ class MpiChannel:
 
     def send(self, peer: int, handle: Any, tag: int) -> Request:
         """Start sending."""
-        return _MpiRequest(self._comm.Isend(handle, peer, self._short(tag)))
+        request = self._comm.Isend(handle, peer, self._short(tag))
+        return _MpiRequest(request, f"send to rank {peer}")
 
     def recv(self, peer: int, handle: Any, tag: int) -> Request:
         """Start receiving."""
-        return _MpiRequest(self._comm.Irecv(handle, peer, self._short(tag)))
+        request = self._comm.Irecv(handle, peer, self._short(tag))
+        return _MpiRequest(request, f"receive from rank {peer}")
 
     def progress(self) -> None:
         """Nothing to do: testing a request moves all of them."""
@@ -92,10 +98,15 @@ class MpiChannel:
 
     def abandon(self, requests: Sequence[Request], keep: Sequence[object]) -> None:
         """Keep requests and memory until the process ends."""
+        self._broken = True
         _QUARANTINE.extend((requests, keep))
 
-    def close(self) -> None:
-        """Free the communicator; collective in MPI's sense, idempotent."""
-        if self._comm is not None and not _QUARANTINE:
+    def free(self) -> None:
+        """Free the MPI communicator. Collective in MPI's sense; before ``close``, if at all."""
+        if self._comm is not None and not self._broken:
             self._comm.Free()
+        self._comm = None
+
+    def close(self) -> None:
+        """Let go; idempotent. MPI_Finalize frees the MPI communicator if ``free`` did not."""
         self._comm = None

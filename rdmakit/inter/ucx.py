@@ -82,8 +82,14 @@ class UcxChannel:
 
     name = "ucx"
 
-    def __init__(self, rank: int, worker: Any, context: Any, addresses: Sequence[bytes],
-                 config: dict[str, str]) -> None:
+    def __init__(
+        self,
+        rank: int,
+        worker: Any,
+        context: Any,
+        addresses: Sequence[bytes],
+        config: dict[str, str],
+    ) -> None:
         self.rank, self.config = rank, config
         self._worker, self._context, self._addresses = worker, context, addresses
         self._ucx, arr = ucx_loading.bindings()
@@ -92,9 +98,8 @@ class UcxChannel:
         self._endpoints: dict[int, Any] = {}
         self._broken = False
         self._flushing: int | None = None
-        self.progress = worker.progress
-        self._tcp = any("tcp" in line and "resource" in line for line in
-                        context.info.splitlines())
+        self.progress = worker.progress  # type: ignore[method-assign]
+        self._tcp = any("tcp" in line and "resource" in line for line in context.info.splitlines())
 
     @classmethod
     def create(cls, bootstrap: Bootstrap, policy: str, *, virtual: bool) -> UcxChannel:
@@ -212,4 +217,3 @@ class UcxChannel:
         del endpoints
         del worker
         del context
-

@@ -1,0 +1,1 @@
+"""Inside a node: memory that all its ranks can address."""

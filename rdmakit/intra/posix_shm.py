@@ -32,7 +32,7 @@ from rdmakit.protocols import Bootstrap, Bytes
 
 __all__ = ["SHM", "PosixWindow", "Segment", "probe_reach"]
 
-SHM = Path("/dev/shm")  # noqa: S108
+SHM = Path("/dev/shm")
 _HEADER = 4096
 _LINE = 64  # bytes: counters of different ranks never share a cache line
 _NONCE = 16
@@ -185,7 +185,7 @@ class PosixWindow:
         self._fence = _fence()
         self.closed = False
         if self._fence is None:
-            self.post = self._mine.__setitem__  # type: ignore[method-assign]
+            self.post = self._mine.__setitem__  # type: ignore[method-assign,assignment]
 
     @classmethod
     def create(
@@ -213,18 +213,24 @@ class PosixWindow:
         except SetupError as exc:
             problem = str(exc)
         told = bootstrap.allgather(
-            b"\0".join((problem.encode(), own.address.encode() if own else b"", nonce.hex().encode()))
+            b"\0".join(
+                (problem.encode(), own.address.encode() if own else b"", nonce.hex().encode())
+            )
         )
         problems = {r: text for r, e in enumerate(told) if (text := e.split(b"\0")[0].decode())}
         segments: list[Segment] = []
         if not problems:
             for peer, entry in enumerate(told):
                 _, path, hexed = entry.split(b"\0")
-                seen = own if peer == bootstrap.rank else Segment.open(
-                    path.decode(), total, bytes.fromhex(hexed.decode())
+                seen = (
+                    own
+                    if peer == bootstrap.rank
+                    else Segment.open(path.decode(), total, bytes.fromhex(hexed.decode()))
                 )
                 if seen is None:
-                    problem = f"cannot open the shared memory of local rank {peer} at {path.decode()}"
+                    problem = (
+                        f"cannot open the shared memory of local rank {peer} at {path.decode()}"
+                    )
                     break
                 segments.append(seen)
             opened = bootstrap.allgather(problem.encode())

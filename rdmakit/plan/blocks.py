@@ -146,9 +146,7 @@ def hierarchical_allgather(call: Call, rank: int) -> Program:
         came: list[int] = list(waits)
         for q in handled[rank]:
             place = (
-                taken(q, start, size)
-                if alone
-                else slots.place(rank, turn % SLOTS, q * size, size)
+                taken(q, start, size) if alone else slots.place(rank, turn % SLOTS, q * size, size)
             )
             came += b.recv(q, place, turn, waits)
         if handled[rank] and not alone:
@@ -161,9 +159,7 @@ def hierarchical_allgather(call: Call, rank: int) -> Program:
         for peer in peers:
             if peer != rank:
                 place = slots.place(peer, turn % SLOTS, peer * size, size)
-                reads += b.copy(
-                    taken(peer, start, size), place, slots.await_filled(turn, [peer])
-                )
+                reads += b.copy(taken(peer, start, size), place, slots.await_filled(turn, [peer]))
             if handled[peer]:
                 waits = done[turn] if peer == rank else slots.await_announced(turn, [peer])
                 for q in handled[peer]:

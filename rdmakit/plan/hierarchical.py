@@ -176,9 +176,7 @@ def one_shot_allreduce(call: Call, rank: int) -> Program:
         copied = b.copy(slots.place(rank, 0, 0, call.count), vector, slots.writable(0))
         slots.filled(0, copied)
         terms = [slots.place(peer, 0, 0, call.count) for peer in peers]
-        ends = b.reduce(
-            Ref(Space.RECV, 0, call.count), terms, [*slots.await_filled(0), *copied]
-        )
+        ends = b.reduce(Ref(Space.RECV, 0, call.count), terms, [*slots.await_filled(0), *copied])
         b.post(DONE, 1, ends)
         return b.build(1)
     b.copy(Ref(Space.RECV, 0, call.count), vector)

@@ -60,9 +60,7 @@ class Link:
         waits = [*after, *self._entry]
         if self._pushed > PLACES:
             waits += self.b.wait([self.right], LANE_FREE, self._pushed - PLACES)
-        place = Ref(
-            Space.WINDOW, (self._pushed - 1) % PLACES * self.piece, src.count, self.b.rank
-        )
+        place = Ref(Space.WINDOW, (self._pushed - 1) % PLACES * self.piece, src.count, self.b.rank)
         copied = self.b.copy(place, src, waits)
         self.b.post(LANE_FULL, self._pushed, copied)
         return copied

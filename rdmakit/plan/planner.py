@@ -104,9 +104,9 @@ def bytes_out_of_node(algorithm: str, call: Call, itemsize: int) -> int | None:
     if nodes == 1:
         return 0
     small = call.count <= call.limits.small
-    if algorithm == "tree" or (small and call.kind in (Kind.ALLREDUCE, Kind.BROADCAST)):
-        if algorithm != "ring":
-            return None
+    few_rounds = small and call.kind in (Kind.ALLREDUCE, Kind.BROADCAST)
+    if algorithm == "tree" or (few_rounds and algorithm != "ring"):
+        return None
     if call.kind is Kind.BROADCAST:
         return total
     if algorithm == "ring":

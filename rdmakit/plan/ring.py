@@ -77,9 +77,7 @@ def ring_allreduce(
     return [*ring_allgather(link, dst, (me + 1) % n, tag + n - 1, [*ready, *after], busy), *ready]
 
 
-def ring_broadcast(
-    link: Link, buffer: Ref, root: int, tag: int, after: Iterable[int]
-) -> list[int]:
+def ring_broadcast(link: Link, buffer: Ref, root: int, tag: int, after: Iterable[int]) -> list[int]:
     """Pass ``buffer`` from ``root`` along the ring to the rank before it; one tag."""
     ready = list(after)
     ends: list[int] = []

@@ -83,9 +83,7 @@ def simulate(
     """
     dtype = recv[0].dtype
     filler = poison if dtype.kind == "f" else int(-7e6 + 1)
-    areas = [
-        np.full(max((p.window for p in programs), default=0), filler, dtype) for _ in programs
-    ]
+    areas = [np.full(max((p.window for p in programs), default=0), filler, dtype) for _ in programs]
     flags = [[base] * FLAGS for _ in programs]
     ranks = [
         _Rank(
@@ -249,7 +247,10 @@ class Costs:
 
 
 def predict(
-    programs: Sequence[Program], layout: RankLayout, itemsize: int, costs: Mapping[str, float] | Costs
+    programs: Sequence[Program],
+    layout: RankLayout,
+    itemsize: int,
+    costs: Mapping[str, float] | Costs,
 ) -> float:
     """Return the modelled seconds until the last rank has finished.
 

@@ -19,8 +19,30 @@ from rdmakit.plan.shape import Call, Kind, Limits
 from rdmakit.plan.simulator import Costs, predict, simulate
 from rdmakit.plan.steps import Send
 
-SHAPES = [[1], [2], [3], [4], [8], [1, 1], [1] * 3, [1] * 4, [1] * 7, [1] * 8, [2, 2], [4, 4],
-          [8, 7], [3, 1], [1, 3], [1, 1, 2], [3, 2], [2, 3, 1], [8, 1], [1, 8], [2] * 5, [5, 5, 4]]
+SHAPES = [
+    [1],
+    [2],
+    [3],
+    [4],
+    [8],
+    [1, 1],
+    [1] * 3,
+    [1] * 4,
+    [1] * 7,
+    [1] * 8,
+    [2, 2],
+    [4, 4],
+    [8, 7],
+    [3, 1],
+    [1, 3],
+    [1, 1, 2],
+    [3, 2],
+    [2, 3, 1],
+    [8, 1],
+    [1, 8],
+    [2] * 5,
+    [5, 5, 4],
+]
 
 layouts = st.one_of(
     st.sampled_from(SHAPES),
@@ -49,9 +71,21 @@ def add(dst: np.ndarray, srcs: list[np.ndarray]) -> None:
     dst[:] = acc
 
 
-def run(kind: Kind, algorithm: str, sizes: list[int], count: int, *, seed: int | None = None,
-        window: int = 64, chunk: int = 16, small: int = 0, in_place: bool = False, root: int = 0,
-        in_order: bool = False, eager: float = 0.5):
+def run(
+    kind: Kind,
+    algorithm: str,
+    sizes: list[int],
+    count: int,
+    *,
+    seed: int | None = None,
+    window: int = 64,
+    chunk: int = 16,
+    small: int = 0,
+    in_place: bool = False,
+    root: int = 0,
+    in_order: bool = False,
+    eager: float = 0.5,
+):
     layout = RankLayout.of_sizes(sizes)
     n = layout.size
     window = max(window, 3 * n * max(1, count // 12 if kind in BLOCKS else 1), count // 6)
@@ -63,25 +97,28 @@ def run(kind: Kind, algorithm: str, sizes: list[int], count: int, *, seed: int |
         recv = send if in_place else [np.full(count, -1, np.int64) for _ in range(n)]
     elif kind is Kind.REDUCE_SCATTER:
         send = inputs(n, n * count)
-        want = [total(n, n * count)[r * count:(r + 1) * count] for r in range(n)]
-        recv = [s[r * count:(r + 1) * count] if in_place else np.full(count, -1, np.int64)
-                for r, s in enumerate(send)]
+        want = [total(n, n * count)[r * count : (r + 1) * count] for r in range(n)]
+        recv = [
+            s[r * count : (r + 1) * count] if in_place else np.full(count, -1, np.int64)
+            for r, s in enumerate(send)
+        ]
     elif kind is Kind.ALLGATHER:
         blocks = inputs(n, count)
         want = [np.concatenate(blocks)] * n
         recv = [np.full(n * count, -1, np.int64) for _ in range(n)]
         if in_place:
             for r in range(n):
-                recv[r][r * count:(r + 1) * count] = blocks[r]
-        send = [recv[r][r * count:(r + 1) * count] if in_place else blocks[r] for r in range(n)]
+                recv[r][r * count : (r + 1) * count] = blocks[r]
+        send = [recv[r][r * count : (r + 1) * count] if in_place else blocks[r] for r in range(n)]
     else:
         values = inputs(n, count)
         want = [values[call.root].copy()] * n
         recv = [values[r] if r == call.root else np.full(count, -1, np.int64) for r in range(n)]
         send = recv
     rng = random.Random(seed) if seed is not None else None
-    traffic = simulate(programs, layout, send, recv, add, rng=rng, in_order=in_order, eager=eager,
-                       base=17)
+    traffic = simulate(
+        programs, layout, send, recv, add, rng=rng, in_order=in_order, eager=eager, base=17
+    )
     for r in range(n):
         np.testing.assert_array_equal(recv[r], want[r], err_msg=f"rank {r}")
     return call, programs, traffic
@@ -100,22 +137,46 @@ def test_every_algorithm_on_every_shape(kind: Kind, sizes: list[int]) -> None:
 
 
 @settings(max_examples=150, deadline=None)
-@given(kind=st.sampled_from(list(Kind)), sizes=layouts, count=st.integers(0, 130),
-       seed=st.integers(0, 1 << 30), window=st.integers(4, 200), chunk=st.integers(1, 60),
-       small=st.sampled_from([0, 20, 1 << 20]), in_place=st.booleans(), root=st.integers(0, 63),
-       eager=st.sampled_from([0.0, 0.5, 1.0]), data=st.data())
-def test_random_order_gives_the_closed_form(kind, sizes, count, seed, window, chunk, small,
-                                            in_place, root, eager, data) -> None:
+@given(
+    kind=st.sampled_from(list(Kind)),
+    sizes=layouts,
+    count=st.integers(0, 130),
+    seed=st.integers(0, 1 << 30),
+    window=st.integers(4, 200),
+    chunk=st.integers(1, 60),
+    small=st.sampled_from([0, 20, 1 << 20]),
+    in_place=st.booleans(),
+    root=st.integers(0, 63),
+    eager=st.sampled_from([0.0, 0.5, 1.0]),
+    data=st.data(),
+)
+def test_random_order_gives_the_closed_form(
+    kind, sizes, count, seed, window, chunk, small, in_place, root, eager, data
+) -> None:
     served = algorithms(kind, RankLayout.of_sizes(sizes))
     algorithm = data.draw(st.sampled_from(served))
-    run(kind, algorithm, sizes, count, seed=seed, window=window, chunk=chunk, small=small,
-        in_place=in_place, root=root, eager=eager)
+    run(
+        kind,
+        algorithm,
+        sizes,
+        count,
+        seed=seed,
+        window=window,
+        chunk=chunk,
+        small=small,
+        in_place=in_place,
+        root=root,
+        eager=eager,
+    )
 
 
 @settings(max_examples=8, deadline=None)
-@given(kind=st.sampled_from(list(Kind)), sizes=st.lists(st.integers(1, 16), min_size=1, max_size=8)
-       .filter(lambda x: 25 <= sum(x) <= 64), count=st.integers(0, 90),
-       seed=st.integers(0, 1 << 30))
+@given(
+    kind=st.sampled_from(list(Kind)),
+    sizes=st.lists(st.integers(1, 16), min_size=1, max_size=8).filter(lambda x: 25 <= sum(x) <= 64),
+    count=st.integers(0, 90),
+    seed=st.integers(0, 1 << 30),
+)
 def test_up_to_64_ranks(kind, sizes, count, seed) -> None:
     run(kind, "hierarchical", sizes, count, seed=seed, window=400, chunk=80)
 
@@ -132,8 +193,9 @@ def test_programs_without_messages_run_in_list_order(kind: Kind, n: int) -> None
                 assert not any(p.messages for p in programs)
 
 
-@pytest.mark.parametrize("sizes", [[2, 2], [4, 4], [8, 7], [3, 1], [1] * 4, [2, 2, 2], [1, 1, 2]],
-                         ids=str)
+@pytest.mark.parametrize(
+    "sizes", [[2, 2], [4, 4], [8, 7], [3, 1], [1] * 4, [2, 2, 2], [1, 1, 2]], ids=str
+)
 @pytest.mark.parametrize("kind", Kind)
 @pytest.mark.parametrize("algorithm", ["hierarchical", "ring"])
 def test_bytes_out_of_a_node(kind: Kind, sizes: list[int], algorithm: str) -> None:
@@ -208,6 +270,19 @@ def test_predicted_time_orders_algorithms() -> None:
     wire = 4 * (1 << 20) / 4 / 125e6  # S/L of each rank over its own link, N = 2
     assert wire <= times["hierarchical"] < 1.6 * wire
     assert times["ring"] > 3 * times["hierarchical"]
-    assert predict([program("one-shot", Call(Kind.ALLREDUCE, RankLayout.of_sizes([2]), 2,
-                   Limits(64, 16, 0)), r) for r in range(2)], RankLayout.of_sizes([2]), 4,
-                   Costs()) < 50e-6
+    assert (
+        predict(
+            [
+                program(
+                    "one-shot",
+                    Call(Kind.ALLREDUCE, RankLayout.of_sizes([2]), 2, Limits(64, 16, 0)),
+                    r,
+                )
+                for r in range(2)
+            ],
+            RankLayout.of_sizes([2]),
+            4,
+            Costs(),
+        )
+        < 50e-6
+    )

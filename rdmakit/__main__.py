@@ -1,0 +1,5 @@
+"""``python -m rdmakit``."""
+
+from rdmakit.cli import main
+
+main()

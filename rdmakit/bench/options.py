@@ -1,0 +1,121 @@
+"""What a benchmark run was asked for; checked before anything starts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from rdmakit.config import format_size, parse_size
+from rdmakit.datatypes import DTYPES, dtype_of, op_of
+from rdmakit.errors import InvalidArgument
+from rdmakit.plan.planner import ALGORITHMS
+from rdmakit.report.files import FORMATS
+
+__all__ = ["LAYERS", "Options"]
+
+LAYERS = ("memory", "intra", "inter", "allreduce")
+CHOICES = ("auto", *ALGORITHMS, "mpi")
+DEFAULT_BUDGET = 36.0
+"""Seconds: with 16 ranks on two cores the default run then ends within 60."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """A checked set of options."""
+
+    begin: int = 8
+    end: int = 64 << 20
+    factor: int = 2
+    iterations: int = 20
+    warmup: int = 5
+    check: int = 1
+    op: str = "sum"
+    dtype: str = "float32"
+    layers: tuple[str, ...] = LAYERS
+    algorithms: tuple[str, ...] = ()
+    """Empty: all that apply."""
+    time_budget: float = DEFAULT_BUDGET
+    output: Path | None = None
+    quiet: bool = False
+
+    @classmethod
+    def of(
+        cls,
+        *,
+        begin: str,
+        end: str,
+        factor: int,
+        iterations: int,
+        warmup: int,
+        check: int,
+        op: str,
+        dtype: str,
+        layers: tuple[str, ...],
+        algorithms: tuple[str, ...],
+        time_budget: float,
+        output: str | None,
+        quiet: bool,
+    ) -> Options:
+        """Check what the command line gave.
+
+        Raises:
+            InvalidArgument: something does not fit; the text names the option.
+        """
+        sizes = []
+        for name, text in (("-b", begin), ("-e", end)):
+            try:
+                sizes.append(parse_size(text))
+            except InvalidArgument as exc:
+                raise InvalidArgument(f"{name}: {exc}") from exc
+        element = dtype_of(dtype)
+        if sizes[0] > sizes[1]:
+            raise InvalidArgument(
+                f"-b {format_size(sizes[0])} is above -e {format_size(sizes[1])}; sizes go up"
+            )
+        for name, value, least in (
+            ("-b", sizes[0], element.itemsize),
+            ("-f", factor, 2),
+            ("-n", iterations, 1),
+            ("-w", warmup, 0),
+        ):
+            if value < least:
+                raise InvalidArgument(f"{name} {value}: at least {least}")
+        if not time_budget > 0:
+            raise InvalidArgument(f"--time-budget {time_budget:g}: seconds, more than 0")
+        for names, known, option in (
+            (layers, LAYERS, "--layer"),
+            (algorithms, CHOICES, "--algorithm"),
+        ):
+            for name in names:
+                if name not in known:
+                    raise InvalidArgument(f"{option} {name!r}: one of {', '.join(known)}")
+        path = Path(output) if output else None
+        if path is not None:
+            if path.suffix not in FORMATS:
+                raise InvalidArgument(f"--output {path}: name ends in {', '.join(FORMATS)}")
+            if not path.absolute().parent.is_dir():
+                raise InvalidArgument(f"--output {path}: folder does not exist")
+        return cls(
+            begin=sizes[0],
+            end=sizes[1],
+            factor=factor,
+            iterations=iterations,
+            warmup=warmup,
+            check=check,
+            op=op_of(op).value,
+            dtype=element.name,
+            layers=layers or LAYERS,
+            algorithms=algorithms,
+            time_budget=time_budget,
+            output=path,
+            quiet=quiet,
+        )
+
+    def sizes(self) -> list[int]:
+        """Return the byte counts, each a whole number of elements."""
+        itemsize = DTYPES[self.dtype].itemsize
+        sizes, size = [], self.begin
+        while size <= self.end:
+            sizes.append(size // itemsize * itemsize)
+            size *= self.factor
+        return sizes

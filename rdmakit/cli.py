@@ -1,0 +1,135 @@
+"""The command line: parses, calls, prints on rank 0, returns the exit status.
+
+Exit status: 0; 1 where a value was wrong or the run failed; 2 for bad usage or set-up.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from typing import Any
+
+import click
+
+import rdmakit
+from rdmakit.bench.options import CHOICES, DEFAULT_BUDGET, LAYERS, Options
+from rdmakit.config import Config
+from rdmakit.datatypes import DTYPES, ReduceOp
+from rdmakit.errors import InvalidArgument, RdmaKitError, SetupError
+from rdmakit.process.launcher import launcher_of, report_once
+
+__all__ = ["main"]
+
+_BENCH_TIMEOUT = 30.0
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(rdmakit.__version__, prog_name="rdmakit")
+def cli() -> None:
+    """Multi-node RDMA communication for Python: measure and check each layer."""
+
+
+@cli.command()
+@click.option("-b", "begin", default="8", show_default=True, help="Smallest size (8, 64K, 1M).")
+@click.option("-e", "end", default="64M", show_default=True, help="Largest size.")
+@click.option("-f", "factor", default=2, show_default=True, help="Factor between sizes.")
+@click.option(
+    "-n",
+    "iterations",
+    default=20,
+    show_default=True,
+    help="Timed samples; calls under 60 us are timed several in a sample.",
+)
+@click.option("-w", "warmup", default=5, show_default=True, help="Calls before the timed ones.")
+@click.option("-c", "check", default=1, show_default=True, help="Check values; 0: do not.")
+@click.option(
+    "-o",
+    "op",
+    default="sum",
+    show_default=True,
+    help=f"Operation: {', '.join(o.value for o in ReduceOp)}.",
+)
+@click.option(
+    "-d", "dtype", default="float32", show_default=True, help=f"Type: {', '.join(DTYPES)}."
+)
+@click.option(
+    "--layer",
+    "layers",
+    multiple=True,
+    metavar="NAME",
+    help=f"Only this layer (may be repeated): {', '.join(LAYERS)}.",
+)
+@click.option(
+    "--algorithm",
+    "algorithms",
+    multiple=True,
+    metavar="NAME",
+    help=f"Only this algorithm (may be repeated): {', '.join(CHOICES)}. Default: all that apply.",
+)
+@click.option(
+    "--ranks-per-node",
+    type=int,
+    metavar="K",
+    help="Cut each host into virtual nodes of K ranks, isolated from each other.",
+)
+@click.option(
+    "--time-budget",
+    default=DEFAULT_BUDGET,
+    show_default=True,
+    metavar="SECONDS",
+    help="Time for all rows together.",
+)
+@click.option(
+    "--timeout",
+    type=float,
+    metavar="SECONDS",
+    help=f"Time one wait may take. [default: {_BENCH_TIMEOUT:g}, or RDMAKIT_TIMEOUT]",
+)
+@click.option("--output", metavar="FILE", help="Also write FILE: .json, .jsonl or .csv by name.")
+@click.option("--quiet", is_flag=True, help="Print the summary only.")
+def bench(ranks_per_node: int | None, timeout: float | None, **given: Any) -> int:
+    """Measure memory, intra-node, inter-node and the whole all-reduce, each alone.
+
+    Start it with mpirun: mpirun -n 16 rdmakit bench
+    """
+    options = Options.of(**given)
+    settings: dict[str, Any] = {}
+    if ranks_per_node is not None:
+        settings["RDMAKIT_RANKS_PER_NODE"] = str(ranks_per_node)
+    if timeout is not None or not os.environ.get("RDMAKIT_TIMEOUT"):
+        settings["RDMAKIT_TIMEOUT"] = str(_BENCH_TIMEOUT if timeout is None else timeout)
+    config = Config.from_env({"RDMAKIT_CHECK": "1", **os.environ, **settings})
+    from rdmakit.bench.command import run_bench
+
+    return run_bench(options, config)
+
+
+def main(args: list[str] | None = None) -> None:
+    """Entry point of ``rdmakit`` and ``python -m rdmakit``. Does not return."""
+    launcher = launcher_of(os.environ)
+    # An interrupt becomes an exception also where the shell started us with it ignored.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        # Only the first rank may print what click prints.
+        if launcher.rank and _only_prints(sys.argv[1:] if args is None else args):
+            sys.exit(0)
+        status = cli.main(args, prog_name="rdmakit", standalone_mode=False)
+    except click.exceptions.NoArgsIsHelpError as exc:
+        report_once(launcher, exc.format_message(), 2)
+    except click.UsageError as exc:
+        usage = f"{exc.ctx.get_usage()}\n" if exc.ctx else ""
+        report_once(launcher, f"{usage}Error: {exc.format_message()}", 2)
+    except InvalidArgument as exc:
+        report_once(launcher, f"rdmakit: {exc}", 2)
+    except SetupError as exc:
+        report_once(launcher, f"rdmakit: {exc}", 2)
+    except RdmaKitError as exc:
+        report_once(launcher, f"rdmakit: {exc}", 1)
+    except (click.Abort, KeyboardInterrupt):
+        sys.exit(130)
+    sys.exit(status or 0)
+
+
+def _only_prints(args: list[str]) -> bool:
+    return bool({"-h", "--help", "--version"} & set(args))

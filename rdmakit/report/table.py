@@ -1,0 +1,111 @@
+"""Tables for people: a line as each row finishes, one heading for each layer."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from rdmakit.config import format_size
+from rdmakit.report.schema import Row
+from rdmakit.report.terminal import on_terminal
+
+__all__ = ["LiveTable"]
+
+_COLUMNS = (
+    ("case", 16, "<"),
+    ("algorithm", 13, "<"),
+    ("transport", 17, "<"),
+    ("bytes", 8, ">"),
+    ("median us", 11, ">"),
+    ("p99 us", 11, ">"),
+    ("first us", 11, ">"),
+    ("algbw GB/s", 10, ">"),
+    ("busbw GB/s", 10, ">"),
+    ("wire GB/s", 9, ">"),
+    ("wrong", 6, ">"),
+)
+_TITLES = {
+    "memory": "memory: this host's own copy and add, all ranks of a node at once (the limit)",
+    "intra": "intra: inside each node, over shared memory",
+    "inter": "inter: between nodes, over messages",
+    "allreduce": "allreduce: the whole job",
+}
+
+
+class LiveTable:
+    """Prints rows to ``file`` as they come; used by one rank only."""
+
+    def __init__(self, *, quiet: bool = False) -> None:
+        watched = on_terminal()
+        self._console = Console(
+            file=sys.stdout, highlight=False, soft_wrap=True, force_terminal=watched
+        )
+        self._quiet = quiet
+        self._layer = ""
+        self._live: Live | None = None
+
+    def text(self, line: str, style: str = "") -> None:
+        """Print a line."""
+        self._console.print(Text(line, style=style))
+        self._console.file.flush()
+
+    def working(self, what: str) -> None:
+        """Show on a terminal what is being measured. No thread: it would disturb the times."""
+        if not self._console.is_terminal or self._quiet:
+            return
+        if self._live is None:
+            self._live = Live(console=self._console, auto_refresh=False, transient=True)
+            self._live.start()
+        self._live.update(Text(f"measuring {what}", style="dim"), refresh=True)
+
+    def stop(self) -> None:
+        """Take the terminal's status line away."""
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def row(self, row: Row) -> None:
+        """Print one row, its layer's heading before the first."""
+        if self._quiet:
+            return
+        if row.layer != self._layer:
+            self._layer = row.layer
+            self.text("")
+            self.text(_TITLES.get(row.layer, row.layer), "bold")
+            self.text(_line([name for name, _, _ in _COLUMNS]), "dim")
+        if row.skipped:
+            size = format_size(row.nbytes) if row.nbytes else ""
+            cells = [row.case, row.algorithm, row.transport, size]
+            self.text(f"{_line(cells)}  skipped: {row.skipped}", "dim")
+            return
+        assert row.time_us is not None
+        cells = [
+            row.case,
+            row.algorithm,
+            row.transport,
+            format_size(row.nbytes),
+            f"{row.time_us.median:.2f}",
+            f"{row.time_us.p99:.2f}",
+            _number(row.first_use_us, 1),
+            _number(row.algbw_GBps, 3),
+            _number(row.busbw_GBps, 3),
+            _number(row.wire_GBps, 3),
+            "-" if row.wrong is None else str(row.wrong),
+        ]
+        line = _line(cells)
+        if row.note:
+            line += f"  {row.note}"
+        self.text(line, "bold red" if row.wrong else "")
+
+
+def _line(cells: Sequence[str]) -> str:
+    padded = zip(_COLUMNS, [*cells, *[""] * (len(_COLUMNS) - len(cells))], strict=True)
+    return " ".join(f"{cell:{align}{width}}" for (_, width, align), cell in padded).rstrip()
+
+
+def _number(value: float | None, digits: int) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"
