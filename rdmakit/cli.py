@@ -16,7 +16,7 @@ import rdmakit
 from rdmakit.bench.options import CHOICES, DEFAULT_BUDGET, LAYERS, Options
 from rdmakit.config import Config
 from rdmakit.datatypes import DTYPES, ReduceOp
-from rdmakit.errors import InvalidArgument, RdmaKitError, SetupError
+from rdmakit.errors import InvalidArgument, RdmaKitError, SetupError, UnsupportedError
 from rdmakit.process.launcher import launcher_of, report_once
 
 __all__ = ["main"]
@@ -120,12 +120,12 @@ def main(args: list[str] | None = None) -> None:
     except click.UsageError as exc:
         usage = f"{exc.ctx.get_usage()}\n" if exc.ctx else ""
         report_once(launcher, f"{usage}Error: {exc.format_message()}", 2)
-    except InvalidArgument as exc:
-        report_once(launcher, f"rdmakit: {exc}", 2)
+    except (InvalidArgument, UnsupportedError) as exc:
+        report_once(launcher, str(exc), 2)
     except SetupError as exc:
-        report_once(launcher, f"rdmakit: {exc}", 2)
+        report_once(launcher, str(exc), 2)
     except RdmaKitError as exc:
-        report_once(launcher, f"rdmakit: {exc}", 1)
+        report_once(launcher, str(exc), 1)
     except (click.Abort, KeyboardInterrupt):
         sys.exit(130)
     sys.exit(status or 0)

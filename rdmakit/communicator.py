@@ -13,6 +13,7 @@ import platform
 import socket
 import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import rdmakit
@@ -37,6 +38,9 @@ __all__ = ["Communicator"]
 
 _IDENTITIES = 2  # the whole, and its rails; a node sends no messages
 _open: weakref.WeakSet[Communicator] = weakref.WeakSet()
+_unfinished: dict[int, MpiBootstrap] = {}
+"""Control planes of communicators that were not closed together, by identity: left open, or
+closed after an error. Their ranks wait for each other at exit, since MPI_Finalize would too."""
 _next_identity = 0
 _exit_handled = False
 
@@ -66,9 +70,10 @@ class Communicator(Collectives):
             InvalidArgument: an RDMAKIT_* variable is not understood.
         """
         config = config or Config.from_env()
-        bootstrap = MpiBootstrap(mpi_comm)
-        install(bootstrap.rank, bootstrap.size, bootstrap.host, bootstrap.abort, config)
+        users = MpiBootstrap(mpi_comm, duplicate=False)
+        install(users.rank, users.size, users.host, users.abort, config)
         with current.during("start", timeout=config.timeout):
+            bootstrap = MpiBootstrap(mpi_comm)  # waits for the others
             compare_setup(bootstrap, config)
             nodes = find_nodes(bootstrap, config)
             node_boot = bootstrap.split(nodes.layout.node_of(bootstrap.rank), bootstrap.rank)
@@ -209,7 +214,9 @@ class Communicator(Collectives):
             with current.during("close"):
                 done = self._bootstrap.start_barrier()
                 polls = (self.channel.progress,) if self.channel is not None else ()
-                self._waiter.until(done, polls, lambda: "close: waiting for the other ranks")
+                # Without a look at the peers: one that saw the barrier first may be gone by now.
+                waiter = Waiter(self.rank, self.host, self._waiter.timeout, self._waiter.spins)
+                waiter.until(done, polls, lambda: "close: waiting for the other ranks")
             self._free(collective=True)
         else:
             self._free(collective=False)
@@ -222,6 +229,7 @@ class Communicator(Collectives):
         if self.window is not None:
             self.window.close()
         if collective:
+            _unfinished.pop(self._identity, None)
             for part in (self.channel, *reversed(self._parts)):
                 free = getattr(part, "free", None)
                 if free is not None:
@@ -261,7 +269,7 @@ def compare_setup(bootstrap: Bootstrap, config: Config) -> None:
         "Python": platform.python_version(),
         "mpi4py": mpi4py_version,
         "MPI library": str(mpi.get("library", "")),
-        "RDMAKIT_* settings": config.describe(),
+        "RDMAKIT_* settings": replace(config, node_id="").describe(),  # that one is per host
     }
     told = [
         dict(zip(facts, text.decode().split("\0"), strict=True))
@@ -270,7 +278,7 @@ def compare_setup(bootstrap: Bootstrap, config: Config) -> None:
     differences = []
     for name in facts:
         values = [entry[name] for entry in told]
-        usual = max(set(values), key=values.count)
+        usual = max(values, key=values.count)  # of equals the first, on every rank
         odd = [rank for rank, value in enumerate(values) if value != usual]
         if odd:
             differences.append(
@@ -332,6 +340,7 @@ def _agree_identity(bootstrap: Bootstrap) -> int:
 def _handle_exit(comm: Communicator, bootstrap: MpiBootstrap) -> None:
     global _exit_handled
     _open.add(comm)
+    _unfinished[comm._identity] = bootstrap
     if _exit_handled:
         return
     _exit_handled = True
@@ -344,23 +353,22 @@ def _handle_exit(comm: Communicator, bootstrap: MpiBootstrap) -> None:
 
     # Run in reverse order: the guard first, then the release, then mpi4py's MPI_Finalize.
     atexit.register(release)
-    world = MpiBootstrap()
 
     def start_barrier() -> Callable[[], bool]:
-        done = world.start_barrier()
+        tests = [left.start_barrier() for left in _unfinished.values()]
         channels = [left.channel for left in _open if left.channel is not None]
 
         def test() -> bool:
             for channel in channels:
                 channel.progress()
-            return done()
+            return all([done() for done in tests])
 
         return test
 
     register_exit_guard(
         bootstrap.rank,
         bootstrap.host,
-        lambda: bool(_open),
+        lambda: bool(_unfinished),
         start_barrier,
         bootstrap.abort,
         comm.config.timeout,

@@ -12,12 +12,11 @@ import numpy as np
 
 from rdmakit.protocols import Bootstrap
 
-__all__ = ["Budget", "Group", "Samples", "measure"]
+__all__ = ["Group", "Samples", "measure"]
 
 _SAMPLE = 60e-6
 """Seconds: shorter calls are timed several at once, so that the clock does not count."""
 _WARM_SHARE = 0.25
-_LEAST_ALLOTMENT = 0.02
 
 
 class Group:
@@ -48,25 +47,6 @@ class Group:
     def barrier(self) -> None:
         """Return when all have called. Collective."""
         self._bootstrap.barrier()
-
-
-class Budget:
-    """Seconds for the rows that are left, shared out by rank 0 for all."""
-
-    def __init__(self, seconds: float, rows: int) -> None:
-        self._end = time.monotonic() + seconds
-        self.rows = rows
-
-    def left(self) -> float:
-        """Return the seconds that are left. Differs between ranks: ask rank 0's."""
-        return self._end - time.monotonic()
-
-    def allot(self) -> float:
-        """Return the seconds of the next row: its share, more where earlier rows were short."""
-        left = self.left()
-        share = 2.0 * left / max(1, self.rows + 1)
-        self.rows -= 1
-        return min(left, max(share, _LEAST_ALLOTMENT))
 
 
 @dataclass(frozen=True)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from itertools import groupby
 
+from rdmakit.bench.budget import Budget, planned
 from rdmakit.bench.cases import all_cases
-from rdmakit.bench.measure import Budget, Group
+from rdmakit.bench.measure import Group
 from rdmakit.bench.options import Options
 from rdmakit.bench.session import Case, Session
 from rdmakit.communicator import Communicator
@@ -13,6 +16,9 @@ from rdmakit.process.phase import current
 from rdmakit.report.schema import Row
 
 __all__ = ["run"]
+
+_SHARES = {"memory": 0.08, "intra": 0.27, "inter": 0.3, "allreduce": 0.35}
+"""Of the time budget; what a layer leaves goes to those after it."""
 
 
 def run(
@@ -27,22 +33,40 @@ def run(
         TransportError: a transfer failed; rows before it were handed over.
     """
     group = Group(comm.bootstrap)
-    session = Session(comm, options, Budget(options.time_budget, 0), group)
-    cases = list(all_cases(session))
-    session.budget = Budget(options.time_budget, len(cases))
-    for case in cases:
-        label = " ".join(filter(None, (case.layer, case.name, case.algorithm, str(case.nbytes))))
-        on_case(label)
-        # The limit is of the blocking MPI calls between and inside the timed ones.
-        before = current.enter(f"bench {label}", timeout=comm.config.timeout + _longest(case))
-        try:
-            reason = session.why_skip(case) if case.nbytes else ""
-            row = session.row(case, skipped=reason) if reason else case.run(session, case)
-        finally:
-            current.restore(before)
-        if row.skipped:
-            session.budget.rows -= bool(reason)
-        on_row(row)
+    session = Session(comm, options, Budget(0.0, ()), group)
+    by_layer = {name: list(cases) for name, cases in groupby(all_cases(session), _layer)}
+    start, seconds = time.monotonic(), options.time_budget
+    for done, (layer, cases) in enumerate(by_layer.items()):
+        coming = sum(_SHARES[name] for name in list(by_layer)[done:])
+        left = max(0.0, seconds - (time.monotonic() - start))
+        rows = [
+            row
+            for _, same in groupby(cases, lambda case: case.key)
+            for row in planned([case.nbytes for case in same])
+        ]
+        session.budget = Budget(left * _SHARES[layer] / coming, rows)
+        for case in cases:
+            session.budget.begin()
+            row = _one(session, case, on_case)
+            session.budget.end(made=not row.skipped)
+            on_row(row)
+
+
+def _one(session: Session, case: Case, on_case: Callable[[str], None]) -> Row:
+    label = " ".join(filter(None, (case.layer, case.name, case.algorithm, str(case.nbytes))))
+    on_case(label)
+    # The limit is of the blocking MPI calls between and inside the timed ones.
+    limit = session.comm.config.timeout + _longest(case)
+    before = current.enter(f"bench {label}", timeout=limit)
+    try:
+        reason = session.why_skip(case) if case.nbytes else ""
+        return session.row(case, skipped=reason) if reason else case.run(session, case)
+    finally:
+        current.restore(before)
+
+
+def _layer(case: Case) -> str:
+    return case.layer
 
 
 def _longest(case: Case) -> float:

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rdmakit.bench.measure import Budget, Group, Samples, measure
+from rdmakit.bench.budget import Budget
+from rdmakit.bench.measure import Group, Samples, measure
 from rdmakit.bench.options import Options
 from rdmakit.bench.statistics import bus_factor, rate, times_of
 from rdmakit.communicator import Communicator
@@ -52,8 +53,6 @@ class Session:
     group: Group
     dtype: np.dtype[Any] = field(init=False)
     op: ReduceOp = field(init=False)
-    last: dict[tuple[str, str, str], tuple[int, float]] = field(default_factory=dict)
-    """(bytes, median seconds) of the size before, of each case."""
 
     def __post_init__(self) -> None:
         self.dtype, self.op = DTYPES[self.options.dtype], op_of(self.options.op)
@@ -76,7 +75,7 @@ class Session:
             self.group,
             iterations=self.options.iterations,
             warmup=self.options.warmup,
-            allotment=self.group.first(self.budget.allot()),
+            allotment=self.group.first(self.budget.share()),
         )
 
     def row(
@@ -113,7 +112,6 @@ class Session:
         fields: dict[str, Any] = {}
         if samples is not None:
             times = times_of([s / divide for s in samples.seconds])
-            self.last[case.key] = (case.nbytes, times.median * divide * 1e-6)
             algbw = rate(case.nbytes if payload is None else payload / divide, times.median)
             factor = bus_factor(case.name.removeprefix("rail "), ranks)
             fields = {
@@ -146,23 +144,20 @@ class Session:
         )
 
     def why_skip(self, case: Case) -> str:
-        """Return why rank 0 decides not to run ``case``; empty to run it. Collective."""
-        reason = 0.0
+        """Return why ``case`` is not run; empty to run it. Collective."""
         need = case.nbytes * case.memory * self._ranks_here
-        if need > _ROOM * self._free:
-            reason = 1.0
-        before = self.last.get(case.key)
-        if before is not None and not reason:
-            expected = before[1] * case.nbytes / max(1, before[0])
-            if expected * 2.2 > self.budget.left():
-                reason = 2.0
-        elif self.budget.left() <= 0 and not reason:
-            reason = 2.0
-        worst = float(self.group.largest(np.array([reason if reason == 1.0 else 0.0]))[0])
-        reason = worst or self.group.first(reason)
-        if reason == 1.0:
-            return f"{need / 1e9:.1f} GB needed on a host with {self._free / 1e9:.1f} GB free"
-        return "time budget used up (--time-budget)" if reason else ""
+        lacking, skip = 1.0, 2.0
+        mine = lacking if need > _ROOM * self._free else 0.0
+        if not mine and self.group.rank == 0 and not self.budget.worth():
+            mine = skip
+        reasons = self.group.share([mine, self._free])
+        for rank, (reason, free) in enumerate(reasons):
+            if reason == lacking:
+                return (
+                    f"{need / 1e9:.1f} GB needed on the host of rank {rank}, "
+                    f"{free / 1e9:.1f} GB free"
+                )
+        return "time budget" if reasons[0][0] == skip else ""
 
     def wrong(self, mine: int) -> int:
         """Return the wrong elements of all ranks. Collective."""

@@ -1,0 +1,240 @@
+"""The node's CUDA kernels as data: sources, variants, compile options and argument layouts.
+
+Pure: nothing here touches a device. The sources lie in ``kernels/*.cu``; a variant is one source
+with its macros set, compiled when it is first needed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+
+from rdmakit.datatypes import ReduceOp
+
+__all__ = [
+    "ACCUMULATED_IN",
+    "MAX_BLOCKS",
+    "MAX_DIMS",
+    "MAX_RANKS",
+    "REDUCED_DTYPES",
+    "THREADS",
+    "Args",
+    "Sources",
+    "Strided",
+    "Variant",
+    "WindowLayout",
+    "Word",
+    "local_variant",
+    "move_variant",
+    "pack_variant",
+    "reduce_variant",
+    "unit_of",
+]
+
+MAX_RANKS = 16
+"""Ranks of a node that the kernels' argument block has room for."""
+MAX_BLOCKS = 512
+"""Blocks of a grid that the window's flags have room for; more than two for each SM of a GPU."""
+MAX_DIMS = 8
+"""Dimensions of a strided array, after those that can be merged have been."""
+THREADS = 512
+"""Threads of a block: few enough blocks that one thread for each peer's flag costs nothing, and
+four blocks of any rank fit an SM."""
+
+REDUCED_DTYPES = (
+    "float16", "bfloat16", "float32", "float64", "int8", "uint8", "int32", "int64",
+)  # fmt: skip
+"""Element types that the reducing kernels serve, by NumPy's (and ml_dtypes') name."""
+ACCUMULATED_IN = {"float16": "float32", "bfloat16": "float32"}
+"""Types whose sums are made in another type and rounded once."""
+
+_OPS = {
+    ReduceOp.SUM: "Sum",
+    ReduceOp.PROD: "Prod",
+    ReduceOp.MAX: "Max",
+    ReduceOp.MIN: "Min",
+}
+_REDUCE = (
+    "allreduce_direct", "allreduce_oneshot", "allreduce_staged",
+    "reduce_scatter_direct", "reduce_scatter_staged",
+)  # fmt: skip
+_MOVE = (
+    "allgather_direct", "allgather_staged", "broadcast_direct", "broadcast_staged", "barrier",
+)  # fmt: skip
+_UNITS = {1: "uint8", 2: "uint16", 4: "uint32", 8: "uint64"}
+
+
+class Word:
+    """Indices of the 32-bit words in host memory that a kernel and its host share."""
+
+    ABORT, STATE, PEER, PHASE, BLOCK, EPOCH, WANT, GOT = range(8)
+    COUNT = 8
+    TIMED_OUT, ABORTED, TOLD, MISMATCH = range(1, 5)
+    """Values of STATE; 0 is no error."""
+
+
+@dataclass(frozen=True)
+class WindowLayout:
+    """Where things are in each rank's window, in bytes; equal on all ranks."""
+
+    blocks: int
+    """Blocks that have tiles: the largest grid."""
+    tile: int = 64 << 10
+    """Bytes of one tile. Each block has two."""
+
+    failed: int = 0
+    told: int = 64
+    epochs: int = 4096
+    flags: int = 8192
+    tiles: int = 1 << 18
+
+    def __post_init__(self) -> None:
+        assert 0 < self.blocks <= MAX_BLOCKS
+        assert self.tile % (16 * MAX_RANKS) == 0
+        assert self.told + 4 * MAX_RANKS <= self.epochs
+        assert self.epochs + 4 * MAX_BLOCKS <= self.flags
+        assert self.flags + 2 * MAX_BLOCKS * MAX_RANKS * 8 <= self.tiles
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of one rank's window."""
+        return self.tiles + self.blocks * 2 * self.tile
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One source with its macros set: a unit of compilation."""
+
+    files: tuple[str, ...]
+    macros: tuple[tuple[str, object], ...]
+    kernels: tuple[str, ...]
+    """Names of the entry points, which have C linkage."""
+
+    @property
+    def source(self) -> str:
+        """The text given to NVRTC; it includes no header."""
+        return "".join(_text(name) for name in self.files)
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """Compiler options, without the architecture."""
+        return ("-std=c++17", *(f"-D{name}={value}" for name, value in self.macros))
+
+    @property
+    def name(self) -> str:
+        """A short name for messages: ``reduce float32 Sum 4 ranks``."""
+        macros = dict(self.macros)
+        words = [self.files[-1].removesuffix(".cu"), macros.get("RDK_T"), macros.get("RDK_OP")]
+        return " ".join(str(w) for w in words if w) + f" {macros['RDK_RANKS']} ranks"
+
+
+@cache
+def _text(name: str) -> str:
+    # Line numbers in the compiler's messages are those of the file.
+    text = (resources.files("rdmakit.intra") / "kernels" / name).read_text(encoding="utf-8")
+    return f'#line 1 "{name}"\n{text}'
+
+
+def reduce_variant(
+    dtype: str, op: ReduceOp, rank: int, ranks: int, layout: WindowLayout, unroll: int = 0
+) -> Variant:
+    """Return the all-reduce and reduce-scatter kernels of ``rank``."""
+    # About eight packs under way in each thread: 128 bytes of 132 SMs * 1024 threads are four
+    # times the bandwidth-delay product of HBM (4 TB/s * 1 us).
+    unroll = unroll or max(1, 8 // ranks)
+    own = (("RDK_T", dtype), ("RDK_OP", _OPS[op]), ("RDK_UNROLL", unroll))
+    files = ("common.cuh", "sync.cuh", "reduce.cu")
+    return Variant(files, own + _node_macros(rank, ranks, layout), _REDUCE)
+
+
+def move_variant(unit: int, rank: int, ranks: int, layout: WindowLayout) -> Variant:
+    """Return the all-gather, broadcast and barrier kernels for elements of ``unit`` bytes."""
+    own = (("RDK_T", _UNITS[unit]),)
+    files = ("common.cuh", "sync.cuh", "move.cu")
+    return Variant(files, own + _node_macros(rank, ranks, layout), _MOVE)
+
+
+def local_variant(dtype: str, op: ReduceOp, sources: int) -> Variant:
+    """Return the kernel that reduces ``sources`` arrays of this rank into one."""
+    macros = (("RDK_T", dtype), ("RDK_OP", _OPS[op]), *_local_macros(sources))
+    return Variant(("common.cuh", "local.cu"), macros, ("combine",))
+
+
+def pack_variant(unit: int) -> Variant:
+    """Return the kernels that gather and scatter strided elements of ``unit`` bytes."""
+    macros = (("RDK_T", _UNITS[unit]), *_local_macros(1))
+    return Variant(("common.cuh", "local.cu"), macros, ("pack", "unpack"))
+
+
+def _local_macros(sources: int) -> tuple[tuple[str, object], ...]:
+    return (
+        ("RDK_RANKS", sources), ("RDK_THREADS", THREADS), ("RDK_MAX_RANKS", MAX_RANKS),
+        ("RDK_MAX_DIMS", MAX_DIMS),
+    )  # fmt: skip
+
+
+def _node_macros(rank: int, ranks: int, layout: WindowLayout) -> tuple[tuple[str, object], ...]:
+    assert 0 <= rank < ranks and 2 <= ranks <= MAX_RANKS
+    return (
+        ("RDK_RANK", rank), ("RDK_RANKS", ranks), ("RDK_THREADS", THREADS),
+        ("RDK_MAX_RANKS", MAX_RANKS), ("RDK_MAX_BLOCKS", MAX_BLOCKS), ("RDK_TILE", layout.tile),
+        ("RDK_FAILED", layout.failed), ("RDK_TOLD", layout.told), ("RDK_EPOCHS", layout.epochs),
+        ("RDK_FLAGS", layout.flags), ("RDK_TILES", layout.tiles),
+    )  # fmt: skip
+
+
+def every_variant(ranks: int, rank: int, layout: WindowLayout) -> Iterator[Variant]:
+    """Yield all variants of a node of ``ranks`` ranks, for tests that compile them."""
+    for dtype in REDUCED_DTYPES:
+        for op in ReduceOp:
+            yield reduce_variant(dtype, op, rank, ranks, layout)
+            yield local_variant(dtype, op, ranks)
+    for unit in _UNITS:
+        yield move_variant(unit, rank, ranks, layout)
+        yield pack_variant(unit)
+
+
+def unit_of(*values: int) -> int:
+    """Return the largest of 8, 4, 2, 1 that divides all ``values`` (addresses, lengths)."""
+    bits = 8
+    for value in values:
+        bits |= value
+    return bits & -bits
+
+
+_Pointers = ctypes.c_uint64 * MAX_RANKS
+_Dims = ctypes.c_uint64 * MAX_DIMS
+_Strides = ctypes.c_int64 * MAX_DIMS
+
+
+class Args(ctypes.Structure):
+    """``struct Args`` of sync.cuh."""
+
+    _fields_ = (
+        ("send", _Pointers), ("recv", _Pointers), ("window", _Pointers),
+        ("count", ctypes.c_uint64), ("head", ctypes.c_uint64), ("packs", ctypes.c_uint64),
+        ("limit", ctypes.c_uint64), ("words", ctypes.c_uint64),
+        ("signature", ctypes.c_uint32), ("root", ctypes.c_uint32),
+    )  # fmt: skip
+
+
+class Sources(ctypes.Structure):
+    """``struct Sources`` of local.cu."""
+
+    _fields_ = (
+        ("dst", ctypes.c_uint64), ("src", _Pointers), ("count", ctypes.c_uint64),
+        ("head", ctypes.c_uint64), ("packs", ctypes.c_uint64),
+    )  # fmt: skip
+
+
+class Strided(ctypes.Structure):
+    """``struct Strided`` of local.cu."""
+
+    _fields_ = (
+        ("strided", ctypes.c_uint64), ("packed", ctypes.c_uint64), ("count", ctypes.c_uint64),
+        ("shape", _Dims), ("stride", _Strides), ("dims", ctypes.c_uint32),
+        ("unused", ctypes.c_uint32),
+    )  # fmt: skip

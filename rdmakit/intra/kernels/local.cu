@@ -1,0 +1,79 @@
+// Work of one rank on its own memory: reduce several arrays into one, gather strided elements.
+
+static const u32 SOURCES = RDK_RANKS;
+static const u32 MAX_DIMS = RDK_MAX_DIMS;
+
+#ifdef RDK_OP
+typedef RDK_OP Op;
+
+struct Sources {
+  u64 dst;
+  u64 src[RDK_MAX_RANKS];
+  u64 count;
+  u64 head;
+  u64 packs;
+};
+
+template <class P>
+static __device__ __forceinline__ void combine_range(const Sources& a, u64 offset, u64 n) {
+  const u64 unit = P::N * SIZE;
+  for (u64 i = (u64)blockIdx.x * THREADS + threadIdx.x; i < n; i += (u64)gridDim.x * THREADS) {
+    const u64 at = offset + i * unit;
+    P in[SOURCES], out;
+#pragma unroll
+    for (u32 k = 0; k < SOURCES; ++k) in[k].load(a.src[k] + at);
+#pragma unroll
+    for (u32 e = 0; e < P::N; ++e) {
+      T::Acc acc = T::widen(in[0].e[e]);
+#pragma unroll
+      for (u32 k = 1; k < SOURCES; ++k) acc = Op::template apply<T>(acc, T::widen(in[k].e[e]));
+      out.e[e] = T::narrow(acc);
+    }
+    out.store(a.dst + at);
+  }
+}
+
+// dst = src[0] op src[1] op ..., in that order; dst may be one of them.
+extern "C" __global__ void __launch_bounds__(RDK_THREADS)
+combine(const __grid_constant__ Sources a) {
+  combine_range<Pack>(a, a.head * SIZE, a.packs);
+  combine_range<One>(a, 0, a.head);
+  const u64 tail = a.head + a.packs * LANES;
+  combine_range<One>(a, tail * SIZE, a.count - tail);
+}
+
+#else
+
+struct Strided {
+  u64 strided;
+  u64 packed;
+  u64 count;
+  u64 shape[MAX_DIMS];  // last dimension first
+  i64 stride[MAX_DIMS];  // bytes
+  u32 dims;
+  u32 unused;
+};
+
+static __device__ __forceinline__ u64 place(const Strided& a, u64 index) {
+  i64 at = 0;
+  for (u32 d = 0; d + 1 < a.dims; ++d) {
+    const u64 next = index / a.shape[d];
+    at += (i64)(index - next * a.shape[d]) * a.stride[d];
+    index = next;
+  }
+  return a.strided + at + (i64)index * a.stride[a.dims - 1];
+}
+
+// packed[i] = element i, in C order, of a strided array.
+extern "C" __global__ void __launch_bounds__(RDK_THREADS) pack(const __grid_constant__ Strided a) {
+  const u64 step = (u64)gridDim.x * THREADS;
+  for (u64 i = (u64)blockIdx.x * THREADS + threadIdx.x; i < a.count; i += step)
+    ((Stored*)a.packed)[i] = *(const Stored*)place(a, i);
+}
+
+extern "C" __global__ void __launch_bounds__(RDK_THREADS) unpack(const __grid_constant__ Strided a) {
+  const u64 step = (u64)gridDim.x * THREADS;
+  for (u64 i = (u64)blockIdx.x * THREADS + threadIdx.x; i < a.count; i += step)
+    *(Stored*)place(a, i) = ((const Stored*)a.packed)[i];
+}
+#endif

@@ -1,0 +1,127 @@
+// How the ranks of a node wait for each other inside a kernel.
+//
+// Block b of every rank meets block b of the others. A rank posts by a release store of
+// (signature, epoch) into each peer's flags and waits for theirs in its own. Epochs are kept in
+// the window, one for each block, and advanced by the kernel, so that a captured graph can be
+// replayed. Two sets of flags serve in turn: a peer is at most one meeting ahead, so a word is
+// read before it is written again, and words that do not match are calls that do not match.
+//
+// A wait ends by the time limit, by the abort word of the host, or when a peer says that it has
+// failed; then the error words are written, the peers are told, and every later kernel of this
+// window returns at once.
+//
+// Memory model (PTX ISA, "Memory Consistency Model"): __syncthreads orders the block's accesses
+// before the release at system scope, and after the acquire.
+
+static const u32 MAX_RANKS = RDK_MAX_RANKS;
+static const u32 RANKS = RDK_RANKS;
+static const u32 RANK = RDK_RANK;
+
+struct Args {
+  u64 send[MAX_RANKS];
+  u64 recv[MAX_RANKS];
+  u64 window[MAX_RANKS];
+  u64 count;      // elements: of the call, or of one rank's share; each kernel says which
+  u64 head;       // elements before the first whole pack
+  u64 packs;      // whole packs after them; 0 where the ranks' memory is aligned differently
+  u64 limit;      // nanoseconds one wait may take
+  u64 words;      // host memory: see WORD_*
+  u32 signature;  // equal on all ranks that make the same call
+  u32 root;
+};
+
+enum { WORD_ABORT, WORD_STATE, WORD_PEER, WORD_PHASE, WORD_BLOCK, WORD_EPOCH, WORD_WANT, WORD_GOT };
+enum { TIMED_OUT = 1, ABORTED, TOLD, MISMATCH };
+
+static __device__ __forceinline__ void post(u64 at, u64 word) {
+  asm volatile("st.release.sys.global.u64 [%0], %1;" :: "l"(at), "l"(word) : "memory");
+}
+static __device__ __forceinline__ u64 seen(u64 at) {
+  u64 word;
+  asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(word) : "l"(at) : "memory");
+  return word;
+}
+static __device__ __forceinline__ u32 peek(u64 at) {
+  u32 word;
+  asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(word) : "l"(at) : "memory");
+  return word;
+}
+static __device__ __forceinline__ void poke(u64 at, u32 word) {
+  asm volatile("st.relaxed.sys.global.u32 [%0], %1;" :: "l"(at), "r"(word) : "memory");
+}
+static __device__ __forceinline__ u64 nanoseconds() {
+  u64 t;
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(t));
+  return t;
+}
+
+struct Sync {
+  const Args& a;
+  u32 epoch;
+  u32 dead;
+
+  __device__ __forceinline__ explicit Sync(const Args& args) : a(args) {
+    const u64 mine = a.window[RANK];
+    epoch = peek(mine + RDK_EPOCHS + 4 * blockIdx.x);
+    dead = peek(mine + RDK_FAILED);
+  }
+
+  // Where this block of `rank` keeps what the peers will read after the next meeting, and until
+  // the one after it. Two regions in turn, by the epoch of writing.
+  __device__ __forceinline__ u64 tile(u32 rank, u32 when) const {
+    return a.window[rank] + RDK_TILES + (2ull * blockIdx.x + (when & 1)) * RDK_TILE;
+  }
+
+  // Wait for this block of all ranks; false when the kernel must end.
+  __device__ bool meet(u32 phase) {
+    __syncthreads();
+    epoch += 1;
+    u32 bad = dead;
+    if (!dead && threadIdx.x < RANKS - 1) {
+      const u32 peer = (RANK + 1 + threadIdx.x) % RANKS;
+      const u64 row = RDK_FLAGS + ((u64)(epoch & 1) * RDK_MAX_BLOCKS + blockIdx.x) * MAX_RANKS * 8;
+      const u64 word = (u64)(a.signature + phase) << 32 | epoch;
+      post(a.window[peer] + row + RANK * 8, word);
+      bad = wait(a.window[RANK] + row + peer * 8, word, peer, phase);
+    }
+    return !__syncthreads_or(bad);
+  }
+
+  __device__ void done() {
+    if (threadIdx.x == 0) poke(a.window[RANK] + RDK_EPOCHS + 4 * blockIdx.x, epoch);
+  }
+
+ private:
+  __device__ u32 wait(u64 at, u64 word, u32 peer, u32 phase) {
+    u64 got = seen(at), since = 0;
+    for (u32 polls = 1; (int)((u32)got - (u32)word) < 0; ++polls, got = seen(at)) {
+      if (polls % 64) continue;
+      if (peek(a.window[RANK] + RDK_FAILED)) return 1;
+      if (peek(a.window[RANK] + RDK_TOLD + 4 * peer)) return fail(TOLD, got, word, peer, phase);
+      const u64 now = nanoseconds();
+      if (!since) since = now;
+      if (now - since > a.limit) return fail(TIMED_OUT, got, word, peer, phase);
+      if (polls % 1024 == 0) {
+        if (peek(a.words + 4 * WORD_ABORT)) return fail(ABORTED, got, word, peer, phase);
+        if (now - since > 100000) __nanosleep(1000);  // a long wait leaves the memory to others
+      }
+    }
+    return got == word ? 0 : fail(MISMATCH, got, word, peer, phase);
+  }
+
+  __device__ __noinline__ u32 fail(u32 state, u64 got, u64 word, u32 peer, u32 phase) {
+    if (atomicCAS((u32*)(a.window[RANK] + RDK_FAILED), 0u, state) == 0) {
+      poke(a.words + 4 * WORD_PEER, peer);
+      poke(a.words + 4 * WORD_PHASE, phase);
+      poke(a.words + 4 * WORD_BLOCK, blockIdx.x);
+      poke(a.words + 4 * WORD_EPOCH, (u32)got);
+      poke(a.words + 4 * WORD_WANT, (u32)(word >> 32));
+      poke(a.words + 4 * WORD_GOT, (u32)(got >> 32));
+      asm volatile("st.release.sys.global.u32 [%0], %1;" :: "l"(a.words + 4 * WORD_STATE), "r"(state)
+                   : "memory");
+      for (u32 p = 0; p < RANKS; ++p)
+        if (p != RANK) poke(a.window[p] + RDK_TOLD + 4 * RANK, state);
+    }
+    return 1;
+  }
+};
