@@ -102,7 +102,10 @@ class Communicator(Collectives):
         raise_together(bootstrap, problem, SetupError)
         channel: Channel | None = None
         if len(nodes.layout.nodes) > 1:
-            channel, note = _make_channel(bootstrap, config, virtual=nodes.virtual)
+            rail = nodes.layout.rails[nodes.layout.local_rank(bootstrap.rank)]
+            at = rail.index(bootstrap.rank)
+            others = {rail[at - 1], rail[(at + 1) % len(rail)]} - {bootstrap.rank}
+            channel, note = _make_channel(bootstrap, config, sorted(others), virtual=nodes.virtual)
             notes += [note] if note else []
         self.hosts = tuple(h.decode() for h in bootstrap.allgather(bootstrap.host.encode()))
         on_host = max(node_boot.size, self.hosts.count(bootstrap.host))
@@ -289,8 +292,13 @@ def compare_setup(bootstrap: Bootstrap, config: Config) -> None:
         raise SetupError("the ranks do not run the same software: " + "; ".join(differences))
 
 
-def _make_channel(bootstrap: MpiBootstrap, config: Config, *, virtual: bool) -> tuple[Channel, str]:
-    """Make the channel between nodes, the same kind on all ranks. Collective, blocking."""
+def _make_channel(
+    bootstrap: MpiBootstrap, config: Config, neighbours: Sequence[int], *, virtual: bool
+) -> tuple[Channel, str]:
+    """Make the channel between nodes, the same kind on all ranks. Collective, blocking.
+
+    ``neighbours`` are ranks of other nodes that this one will talk to.
+    """
     problem = version = ""
     if config.ucx == "none":
         return MpiChannel.create(bootstrap), "messages go through MPI: RDMAKIT_UCX=none"
@@ -299,16 +307,8 @@ def _make_channel(bootstrap: MpiBootstrap, config: Config, *, virtual: bool) -> 
         version = f"{library.version}\0{library.libraries.get('libucp', '')}"
     except UcxUnavailable as exc:
         problem = str(exc)
-    problems = [text.decode() for text in bootstrap.allgather(problem.encode())]
-    bad = [rank for rank, text in enumerate(problems) if text]
-    if bad:
-        if config.ucx != "auto":
-            raise SetupError(f"RDMAKIT_UCX={config.ucx}, rank {bad[0]}: {problems[bad[0]]}")
-        return (
-            MpiChannel.create(bootstrap),
-            f"messages go through MPI, since UCX cannot be used on {len(bad)} of "
-            f"{bootstrap.size} ranks; rank {bad[0]}: {problems[bad[0]]}",
-        )
+    if any(bootstrap.allgather(problem.encode())):
+        return _or_mpi(bootstrap, config, None, problem)
     versions = [text.decode().split("\0") for text in bootstrap.allgather(version.encode())]
     if len({v for v, _ in versions}) > 1:
         first = versions[0][0]
@@ -324,7 +324,30 @@ def _make_channel(bootstrap: MpiBootstrap, config: Config, *, virtual: bool) -> 
         problem = str(exc)
     raise_together(bootstrap, problem, SetupError)
     assert channel is not None
-    return channel, ""
+    try:
+        channel.connect(neighbours)
+    except TransportError as exc:
+        problem = str(exc)
+    return _or_mpi(bootstrap, config, channel, problem)
+
+
+def _or_mpi(
+    bootstrap: MpiBootstrap, config: Config, channel: UcxChannel | None, problem: str
+) -> tuple[Channel, str]:
+    """Return ``channel``, or MPI's where any rank has a problem and may choose. Collective."""
+    problems = [text.decode() for text in bootstrap.allgather(problem.encode())]
+    bad = [rank for rank, text in enumerate(problems) if text]
+    if channel is not None and not bad:
+        return channel, ""
+    if channel is not None:
+        channel.close()
+    if config.ucx != "auto":
+        raise SetupError(f"RDMAKIT_UCX={config.ucx}, rank {bad[0]}: {problems[bad[0]]}")
+    return (
+        MpiChannel.create(bootstrap),
+        f"messages go through MPI, since UCX cannot be used on {len(bad)} of "
+        f"{bootstrap.size} ranks; rank {bad[0]}: {problems[bad[0]]}",
+    )
 
 
 def _agree_identity(bootstrap: Bootstrap) -> int:

@@ -40,17 +40,17 @@ def reducer(dtype: np.dtype[Any], op: ReduceOp) -> Reducer:
 
     def reduce(dst: Array, srcs: Sequence[Array]) -> None:
         if len(srcs) == 2:
-            ufunc(srcs[0], srcs[1], dst)
+            ufunc(srcs[0], srcs[1], out=dst)
             return
         aliased = any(np.may_share_memory(dst, src) for src in srcs[2:])
         for start in range(0, len(dst), block):
             part = slice(start, start + block)
             out = dst[part]
             into = np.empty_like(out) if aliased else out
-            ufunc(srcs[0][part], srcs[1][part], into)
+            ufunc(srcs[0][part], srcs[1][part], out=into)
             for src in srcs[2:-1]:
-                ufunc(into, src[part], into)
-            ufunc(into, srcs[-1][part], out)
+                ufunc(into, src[part], out=into)
+            ufunc(into, srcs[-1][part], out=out)
 
     if dtype.kind != "f":
         return reduce
@@ -71,7 +71,7 @@ def _wide(ufunc: np.ufunc, wide: np.dtype[Any]) -> Reducer:
                 part = slice(start, start + block)
                 total = srcs[0][part].astype(wide)
                 for src in srcs[1:]:
-                    ufunc(total, src[part], total)
+                    ufunc(total, src[part], out=total)
                 dst[part] = total
 
     return reduce

@@ -13,7 +13,6 @@ from rdmakit.bench.session import Case, Session
 from rdmakit.collectives import Collectives
 from rdmakit.errors import UnsupportedError
 from rdmakit.plan.shape import Kind
-from rdmakit.plan.steps import Send
 from rdmakit.report.schema import Row
 
 __all__ = ["all_cases"]
@@ -98,19 +97,17 @@ def _collective(
             start = rank * part if kind is Kind.REDUCE_SCATTER else 0
             mine = values.count_wrong(recv, values.expected(n, dtype, op), start)
         wrong = session.wrong(mine)
-    sent = operation.sent_bytes
-    most = session.group.largest(np.array([-1.0 if sent is None else float(sent)]))[0]
+    # MPI's own routes are its secret; inside a node nothing is sent to others.
+    own = operation.sent_bytes
+    most = session.group.largest(np.array([-1.0 if own is None else float(own)]))[0]
+    sent = int(most) if most >= 0 and len(comm.layout.nodes) > 1 else None
     if case.algorithm == "auto":
         note = f"{note}, {operation.algorithm}" if note else operation.algorithm
-    if operation.program is not None and not any(
-        isinstance(step, Send) for step in operation.program.steps
-    ):
-        most = -1.0
     return session.row(
         case,
         samples=samples,
         ranks=n,
-        sent=None if most < 0 else int(most),
+        sent=sent,
         wrong=wrong,
         transport="mpi" if operation.algorithm == "mpi" else transport(),
         note=note,

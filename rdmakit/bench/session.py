@@ -119,7 +119,7 @@ class Session:
                 "first_use_us": round(samples.first / divide * 1e6, 1),
                 "time_us": times,
                 "algbw_GBps": algbw,
-                "busbw_GBps": round(algbw * factor, 4),
+                "busbw_GBps": float(f"{algbw * factor:.5g}"),
                 "wire_GBps": None if sent is None else rate(sent / divide, times.median),
             }
             if case.nbytes * case.memory * self._ranks_here <= self._cache:

@@ -20,7 +20,7 @@ def times_of(samples: Sequence[float]) -> Times:
 
 def rate(nbytes: float, us: float) -> float:
     """Return GB/s, GB = 1e9 bytes."""
-    return round(nbytes / us / 1e3, 4) if us > 0 else 0.0
+    return float(f"{nbytes / us / 1e3:.5g}") if us > 0 else 0.0
 
 
 def bus_factor(case: str, n: int) -> float:

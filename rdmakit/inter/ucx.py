@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from rdmakit.drivers import ucx_loading
@@ -127,6 +127,15 @@ class UcxChannel:
                 "UCX_NET_DEVICES"
             ) from exc
         return cls(bootstrap.rank, worker, context, bootstrap.allgather(own), config)
+
+    def connect(self, peers: Iterable[int]) -> None:
+        """Make endpoints now, to learn early whether UCX has a way to ``peers``. Local.
+
+        Raises:
+            ConnectError: it has none.
+        """
+        for peer in peers:
+            self._endpoint(peer)
 
     def wrap(self, data: Bytes) -> Any:
         """Return UCXX's handle of the memory."""

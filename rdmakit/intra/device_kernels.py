@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
 
@@ -121,7 +121,13 @@ class Variant:
     @property
     def options(self) -> tuple[str, ...]:
         """Compiler options, without the architecture."""
-        return ("-std=c++17", *(f"-D{name}={value}" for name, value in self.macros))
+        wanted = (f"-DRDK_{kernel}" for kernel in self.kernels)
+        return ("-std=c++17", *(f"-D{name}={value}" for name, value in self.macros), *wanted)
+
+    def only(self, kernel: str) -> Variant:
+        """Return the variant with nothing but ``kernel``, which compiles faster."""
+        assert kernel in self.kernels
+        return replace(self, kernels=(kernel,))
 
     @property
     def name(self) -> str:

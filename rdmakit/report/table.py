@@ -91,9 +91,9 @@ class LiveTable:
             f"{row.time_us.median:.2f}",
             f"{row.time_us.p99:.2f}",
             _number(row.first_use_us, 1),
-            _number(row.algbw_GBps, 3),
-            _number(row.busbw_GBps, 3),
-            _number(row.wire_GBps, 3),
+            _number(row.algbw_GBps, 2),
+            _number(row.busbw_GBps, 2),
+            _number(row.wire_GBps, 2),
             "-" if row.wrong is None else str(row.wrong),
         ]
         line = _line(cells)
@@ -108,4 +108,9 @@ def _line(cells: Sequence[str]) -> str:
 
 
 def _number(value: float | None, digits: int) -> str:
-    return "-" if value is None else f"{value:.{digits}f}"
+    """Return ``value`` with at least ``digits`` decimals and two that are not zero."""
+    if value is None:
+        return "-"
+    while value and digits < 7 and abs(value) < 10 ** (1 - digits):
+        digits += 1
+    return f"{value:.{digits}f}"

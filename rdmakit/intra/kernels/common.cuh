@@ -5,6 +5,10 @@
 //   RDK_T      element type        RDK_OP     reduction
 //   RDK_RANKS  ranks of the node   RDK_RANK   this rank
 //   RDK_THREADS threads of a block RDK_UNROLL packs a thread has under way at once
+//   RDK_<kernel> one for each kernel that is wanted: compiling all takes a second or two
+
+// At least two blocks fit each SM, so that one works while another waits for its peers.
+#define KERNEL extern "C" __global__ void __launch_bounds__(RDK_THREADS, 2)
 
 typedef unsigned char u8;
 typedef unsigned short u16;

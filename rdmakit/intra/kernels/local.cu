@@ -34,8 +34,7 @@ static __device__ __forceinline__ void combine_range(const Sources& a, u64 offse
 }
 
 // dst = src[0] op src[1] op ..., in that order; dst may be one of them.
-extern "C" __global__ void __launch_bounds__(RDK_THREADS)
-combine(const __grid_constant__ Sources a) {
+KERNEL combine(const __grid_constant__ Sources a) {
   combine_range<Pack>(a, a.head * SIZE, a.packs);
   combine_range<One>(a, 0, a.head);
   const u64 tail = a.head + a.packs * LANES;
@@ -65,13 +64,13 @@ static __device__ __forceinline__ u64 place(const Strided& a, u64 index) {
 }
 
 // packed[i] = element i, in C order, of a strided array.
-extern "C" __global__ void __launch_bounds__(RDK_THREADS) pack(const __grid_constant__ Strided a) {
+KERNEL pack(const __grid_constant__ Strided a) {
   const u64 step = (u64)gridDim.x * THREADS;
   for (u64 i = (u64)blockIdx.x * THREADS + threadIdx.x; i < a.count; i += step)
     ((Stored*)a.packed)[i] = *(const Stored*)place(a, i);
 }
 
-extern "C" __global__ void __launch_bounds__(RDK_THREADS) unpack(const __grid_constant__ Strided a) {
+KERNEL unpack(const __grid_constant__ Strided a) {
   const u64 step = (u64)gridDim.x * THREADS;
   for (u64 i = (u64)blockIdx.x * THREADS + threadIdx.x; i < a.count; i += step)
     *(Stored*)place(a, i) = ((const Stored*)a.packed)[i];

@@ -34,8 +34,8 @@ static __device__ __forceinline__ void spread(
 }
 
 // count: elements of one rank's input. Outputs are registered; the input may be any memory.
-extern "C" __global__ void __launch_bounds__(RDK_THREADS)
-allgather_direct(const __grid_constant__ Args a) {
+#ifdef RDK_allgather_direct
+KERNEL allgather_direct(const __grid_constant__ Args a) {
   Sync s(a);
   if (!s.meet(0)) return;
   const u64 src = a.send[RANK], at = RANK * a.count * SIZE;
@@ -46,11 +46,12 @@ allgather_direct(const __grid_constant__ Args a) {
   spread<One>(src, a.recv, at, tail, a.count, skip);
   if (s.meet(1)) s.done();
 }
+#endif
 
 // Each rank but the root pulls a share from the root and stores it into the others' memory, so
 // that no link carries the array more than once. count: elements of the array; recv: registered.
-extern "C" __global__ void __launch_bounds__(RDK_THREADS)
-broadcast_direct(const __grid_constant__ Args a) {
+#ifdef RDK_broadcast_direct
+KERNEL broadcast_direct(const __grid_constant__ Args a) {
   Sync s(a);
   if (!s.meet(0)) return;
   if (RANK != a.root) {
@@ -69,42 +70,45 @@ broadcast_direct(const __grid_constant__ Args a) {
   }
   if (s.meet(1)) s.done();
 }
+#endif
 
 // count: elements of one rank's input.
-extern "C" __global__ void __launch_bounds__(RDK_THREADS)
-allgather_staged(const __grid_constant__ Args a) {
+#ifdef RDK_allgather_staged
+KERNEL allgather_staged(const __grid_constant__ Args a) {
   Sync s(a);
-  const u64 size = RDK_TILE / SIZE;
-  for (u64 first = blockIdx.x * size; first < a.count; first += gridDim.x * size) {
-    const u64 n = least(size, a.count - first);
-    const u32 when = s.epoch;
-    copy<true>(s.tile(RANK, when), a.send[RANK] + first * SIZE, n);
+  const u32 size = RDK_TILE / SIZE;
+  for (u64 first = (u64)blockIdx.x * size; first < a.count; first += (u64)gridDim.x * size) {
+    const u64 n = least(size, a.count - first), tile = s.tile();
+    copy<true>(a.window[RANK] + tile, a.send[RANK] + first * SIZE, n);
     if (!s.meet(0)) return;
     for (u32 k = 0; k < RANKS; ++k) {
       const u32 p = (RANK + 1 + k) % RANKS;
-      copy<false>(a.recv[RANK] + (p * a.count + first) * SIZE, s.tile(p, when), n);
+      copy<false>(a.recv[RANK] + (p * a.count + first) * SIZE, a.window[p] + tile, n);
     }
   }
   s.done();
 }
+#endif
 
 // count: elements of the array, which is send on the root and recv elsewhere.
-extern "C" __global__ void __launch_bounds__(RDK_THREADS)
-broadcast_staged(const __grid_constant__ Args a) {
+#ifdef RDK_broadcast_staged
+KERNEL broadcast_staged(const __grid_constant__ Args a) {
   Sync s(a);
-  const u64 size = RDK_TILE / SIZE;
-  for (u64 first = blockIdx.x * size; first < a.count; first += gridDim.x * size) {
-    const u64 n = least(size, a.count - first);
-    const u32 when = s.epoch;
-    if (RANK == a.root) copy<true>(s.tile(RANK, when), a.send[RANK] + first * SIZE, n);
+  const u32 size = RDK_TILE / SIZE;
+  for (u64 first = (u64)blockIdx.x * size; first < a.count; first += (u64)gridDim.x * size) {
+    const u64 n = least(size, a.count - first), tile = s.tile();
+    if (RANK == a.root) copy<true>(a.window[RANK] + tile, a.send[RANK] + first * SIZE, n);
     if (!s.meet(0)) return;
-    if (RANK != a.root) copy<false>(a.recv[RANK] + first * SIZE, s.tile(a.root, when), n);
+    if (RANK != a.root) copy<false>(a.recv[RANK] + first * SIZE, a.window[a.root] + tile, n);
   }
   s.done();
 }
+#endif
 
 // Nothing but the meeting. One block.
-extern "C" __global__ void __launch_bounds__(RDK_THREADS) barrier(const __grid_constant__ Args a) {
+#ifdef RDK_barrier
+KERNEL barrier(const __grid_constant__ Args a) {
   Sync s(a);
   if (s.meet(0)) s.done();
 }
+#endif

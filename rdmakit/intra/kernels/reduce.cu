@@ -62,10 +62,29 @@ static __device__ __forceinline__ void reduce_range(
   }
 }
 
+// Reduce n elements of all ranks' windows from offset `at` into this rank's `to`, by one block.
+static __device__ __forceinline__ void reduce_tile(const Args& a, u64 at, u64 to, u32 n) {
+  u32 done = 0;
+  if (aligned(to)) {
+    const u32 packs = n / LANES;
+    for (u32 i = threadIdx.x; i < packs; i += THREADS) {
+      Pack out;
+      reduce<Pack, 1>(a.window, at + i * 16, 0, &out);
+      out.store(to + i * 16);
+    }
+    done = packs * LANES;
+  }
+  for (u32 i = done + threadIdx.x; i < n; i += THREADS) {
+    One out;
+    reduce<One, 1>(a.window, at + i * SIZE, 0, &out);
+    out.store(to + i * SIZE);
+  }
+}
+
 // Two-shot on registered memory: rank r reduces shard r and stores it into every rank's output.
 // count: elements of the array. In place is right: one thread reads and writes an element.
-extern "C" __global__ void __launch_bounds__(RDK_THREADS)
-allreduce_direct(const __grid_constant__ Args a) {
+#ifdef RDK_allreduce_direct
+KERNEL allreduce_direct(const __grid_constant__ Args a) {
   Sync s(a);
   if (!s.meet(0)) return;
   const u64 start = (u64)blockIdx.x * THREADS + threadIdx.x, step = (u64)gridDim.x * THREADS;
@@ -81,11 +100,12 @@ allreduce_direct(const __grid_constant__ Args a) {
                           least((RANK + 1) * share, tail), start, step);
   if (s.meet(1)) s.done();
 }
+#endif
 
 // Reduce-scatter on registered inputs; the output may be any memory of this rank's.
 // count: elements of the output. In place: only this rank reads block RANK of its input.
-extern "C" __global__ void __launch_bounds__(RDK_THREADS)
-reduce_scatter_direct(const __grid_constant__ Args a) {
+#ifdef RDK_reduce_scatter_direct
+KERNEL reduce_scatter_direct(const __grid_constant__ Args a) {
   Sync s(a);
   if (!s.meet(0)) return;
   const u64 start = (u64)blockIdx.x * THREADS + threadIdx.x, step = (u64)gridDim.x * THREADS;
@@ -98,124 +118,88 @@ reduce_scatter_direct(const __grid_constant__ Args a) {
                            start, step);
   if (s.meet(1)) s.done();
 }
+#endif
 
 // One-shot: every rank puts its input into its window and reduces all of them. One meeting, any
 // memory. count: elements of the array, at most one tile a block.
-extern "C" __global__ void __launch_bounds__(RDK_THREADS)
-allreduce_oneshot(const __grid_constant__ Args a) {
+#ifdef RDK_allreduce_oneshot
+KERNEL allreduce_oneshot(const __grid_constant__ Args a) {
   Sync s(a);
   const u64 packs = (a.count + LANES - 1) / LANES, share = (packs + gridDim.x - 1) / gridDim.x;
   const u64 first = least(blockIdx.x * share * LANES, a.count);
-  const u64 n = least(share * LANES, a.count - first);
-  const u32 when = s.epoch;
-  copy<true>(s.tile(RANK, when), a.send[RANK] + first * SIZE, n);
+  const u32 n = (u32)least(share * LANES, a.count - first);
+  const u64 tile = s.tile();
+  copy<true>(a.window[RANK] + tile, a.send[RANK] + first * SIZE, n);
   if (!s.meet(0)) return;
-  u64 tiles[RANKS];
-#pragma unroll
-  for (u32 p = 0; p < RANKS; ++p) tiles[p] = s.tile(p, when);
-  const u64 to = a.recv[RANK] + first * SIZE;
-  u64 done = 0;
-  if (aligned(to)) {
-    done = n / LANES;
-    for (u64 i = threadIdx.x; i < done; i += THREADS) {
-      Pack out;
-      reduce<Pack, 1>(tiles, i * 16, 0, &out);
-      out.store(to + i * 16);
-    }
-    done *= LANES;
-  }
-  for (u64 i = done + threadIdx.x; i < n; i += THREADS) {
-    One out;
-    reduce<One, 1>(tiles, i * SIZE, 0, &out);
-    out.store(to + i * SIZE);
-  }
+  reduce_tile(a, tile, a.recv[RANK] + first * SIZE, n);
   s.done();
 }
+#endif
 
-// Copy n elements of the result tiles to `to`; packs [p * share, ...) are in rank p's window.
+// Copy elements [first, last) of the result tiles to `to`; units [p * share, ...) of them are in
+// rank p's window.
 template <class P>
 static __device__ __forceinline__ void gather(
-    const Sync& s, u32 when, u64 to, u32 first, u32 last, u32 share) {
+    const Args& a, u64 tile, u64 to, u32 first, u32 last, u32 share) {
   const u32 U = 4, unit = P::N * SIZE, n = last - first;
   const u32 mine = (RANK + 1) * share < n ? (RANK + 1) * share : 0;  // start at the next rank's
   for (u32 i = threadIdx.x; i < n; i += U * THREADS) {
     P v[U];
-    u32 at[U];
 #pragma unroll
     for (u32 u = 0; u < U; ++u) {
-      const u32 j = i + u * THREADS;
-      at[u] = first + (j + mine < n ? j + mine : j + mine - n);
-      if (j < n) v[u].load(s.tile(at[u] / share, when) + at[u] * unit);
+      const u32 j = i + u * THREADS, at = first + (j + mine < n ? j + mine : j + mine - n);
+      if (j < n) v[u].load(a.window[at / share] + tile + at * unit);
     }
 #pragma unroll
-    for (u32 u = 0; u < U; ++u)
-      if (i + u * THREADS < n) v[u].store_once(to + at[u] * unit);
+    for (u32 u = 0; u < U; ++u) {
+      const u32 j = i + u * THREADS, at = first + (j + mine < n ? j + mine : j + mine - n);
+      if (j < n) v[u].store_once(to + at * unit);
+    }
   }
 }
 
 // Two-shot through the windows, for memory that the peers cannot address: tile by tile a block
 // copies its input in, reduces its shard of the tile, and pulls the other shards. The tiles stay
 // in the L2 cache. count: elements of the array.
-extern "C" __global__ void __launch_bounds__(RDK_THREADS)
-allreduce_staged(const __grid_constant__ Args a) {
+#ifdef RDK_allreduce_staged
+KERNEL allreduce_staged(const __grid_constant__ Args a) {
   Sync s(a);
-  const u64 size = RDK_TILE / SIZE;
-  for (u64 first = blockIdx.x * size; first < a.count; first += gridDim.x * size) {
-    const u64 n = least(size, a.count - first), packs = (n + LANES - 1) / LANES;
-    const u64 share = (packs + RANKS - 1) / RANKS;
-    u32 when = s.epoch;
-    copy<true>(s.tile(RANK, when), a.send[RANK] + first * SIZE, n);
+  const u32 size = RDK_TILE / SIZE;
+  for (u64 first = (u64)blockIdx.x * size; first < a.count; first += (u64)gridDim.x * size) {
+    const u32 n = (u32)least(size, a.count - first), packs = (n + LANES - 1) / LANES;
+    const u32 share = (packs + RANKS - 1) / RANKS;
+    const u64 in = s.tile();
+    copy<true>(a.window[RANK] + in, a.send[RANK] + first * SIZE, n);
     if (!s.meet(0)) return;
-    u64 tiles[RANKS];
-#pragma unroll
-    for (u32 p = 0; p < RANKS; ++p) tiles[p] = s.tile(p, when);
-    when = s.epoch;
-    u64 own[RANKS];
-    own[RANK] = s.tile(RANK, when);
+    const u64 out = s.tile();
     // The last pack may hold old bytes past n, which nobody reads.
-    reduce_range<Pack, false>(tiles, own, 0, 0, least(RANK * share, packs),
+    reduce_range<Pack, false>(a.window, a.window, in, (i64)(out - in), least(RANK * share, packs),
                               least((RANK + 1) * share, packs), threadIdx.x, THREADS);
     if (!s.meet(1)) return;
     const u64 to = a.recv[RANK] + first * SIZE;
     const u32 whole = aligned(to) ? n / LANES : 0;
-    gather<Pack>(s, when, to, 0, whole, share);
-    gather<One>(s, when, to, whole * LANES, n, share * LANES);
+    gather<Pack>(a, out, to, 0, whole, share);
+    gather<One>(a, out, to, whole * LANES, n, share * LANES);
   }
   s.done();
 }
+#endif
 
 // Reduce-scatter through the windows: a tile holds a piece for each rank.
 // count: elements of the output.
-extern "C" __global__ void __launch_bounds__(RDK_THREADS)
-reduce_scatter_staged(const __grid_constant__ Args a) {
+#ifdef RDK_reduce_scatter_staged
+KERNEL reduce_scatter_staged(const __grid_constant__ Args a) {
   Sync s(a);
-  const u64 size = RDK_TILE / RANKS / 16 * LANES;
-  for (u64 first = blockIdx.x * size; first < a.count; first += gridDim.x * size) {
-    const u64 n = least(size, a.count - first);
-    const u32 when = s.epoch;
-    const u64 own = s.tile(RANK, when);
+  const u32 size = RDK_TILE / RANKS / 16 * LANES;
+  for (u64 first = (u64)blockIdx.x * size; first < a.count; first += (u64)gridDim.x * size) {
+    const u32 n = (u32)least(size, a.count - first);
+    const u64 tile = s.tile();
     for (u32 p = 0; p < RANKS; ++p)
-      copy<true>(own + p * size * SIZE, a.send[RANK] + (p * a.count + first) * SIZE, n);
+      copy<true>(a.window[RANK] + tile + p * size * SIZE,
+                 a.send[RANK] + (p * a.count + first) * SIZE, n);
     if (!s.meet(0)) return;
-    u64 tiles[RANKS];
-#pragma unroll
-    for (u32 p = 0; p < RANKS; ++p) tiles[p] = s.tile(p, when) + RANK * size * SIZE;
-    const u64 to = a.recv[RANK] + first * SIZE;
-    u64 done = 0;
-    if (aligned(to)) {
-      done = n / LANES;
-      for (u64 i = threadIdx.x; i < done; i += THREADS) {
-        Pack out;
-        reduce<Pack, 1>(tiles, i * 16, 0, &out);
-        out.store_once(to + i * 16);
-      }
-      done *= LANES;
-    }
-    for (u64 i = done + threadIdx.x; i < n; i += THREADS) {
-      One out;
-      reduce<One, 1>(tiles, i * SIZE, 0, &out);
-      out.store(to + i * SIZE);
-    }
+    reduce_tile(a, tile + RANK * size * SIZE, a.recv[RANK] + first * SIZE, n);
   }
   s.done();
 }
+#endif

@@ -66,10 +66,11 @@ struct Sync {
     dead = peek(mine + RDK_FAILED);
   }
 
-  // Where this block of `rank` keeps what the peers will read after the next meeting, and until
-  // the one after it. Two regions in turn, by the epoch of writing.
-  __device__ __forceinline__ u64 tile(u32 rank, u32 when) const {
-    return a.window[rank] + RDK_TILES + (2ull * blockIdx.x + (when & 1)) * RDK_TILE;
+  // Where in each window this block of its rank keeps what the peers will read after the next
+  // meeting, and until the one after it. Two regions in turn, by the epoch of writing: when it
+  // is `epoch` again to write one, all have met twice since they could read it.
+  __device__ __forceinline__ u64 tile() const {
+    return RDK_TILES + (2ull * blockIdx.x + (epoch & 1)) * RDK_TILE;
   }
 
   // Wait for this block of all ranks; false when the kernel must end.
