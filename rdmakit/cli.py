@@ -94,12 +94,11 @@ def bench(ranks_per_node: int | None, timeout: float | None, **given: Any) -> in
     Start it with mpirun: mpirun -n 16 rdmakit bench
     """
     options = Options.of(**given)
-    settings: dict[str, Any] = {}
+    config = Config.from_env(timeout=_BENCH_TIMEOUT, check=True)
     if ranks_per_node is not None:
-        settings["RDMAKIT_RANKS_PER_NODE"] = str(ranks_per_node)
-    if timeout is not None or not os.environ.get("RDMAKIT_TIMEOUT"):
-        settings["RDMAKIT_TIMEOUT"] = str(_BENCH_TIMEOUT if timeout is None else timeout)
-    config = Config.from_env({"RDMAKIT_CHECK": "1", **os.environ, **settings})
+        config = config.chosen(ranks_per_node=ranks_per_node)
+    if timeout is not None:
+        config = config.chosen(timeout=timeout)
     from rdmakit.bench.command import run_bench
 
     return run_bench(options, config)

@@ -16,6 +16,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import msgspec
+
 import rdmakit
 from rdmakit.bootstrap import MpiBootstrap
 from rdmakit.collectives import Collectives
@@ -74,6 +76,10 @@ class Communicator(Collectives):
         install(users.rank, users.size, users.host, users.abort, config)
         with current.during("start", timeout=config.timeout):
             bootstrap = MpiBootstrap(mpi_comm)  # waits for the others
+            first = msgspec.json.decode(
+                bootstrap.allgather(msgspec.json.encode(config.shared()))[0]
+            )
+            config = config.following(first)
             compare_setup(bootstrap, config)
             nodes = find_nodes(bootstrap, config)
             node_boot = bootstrap.split(nodes.layout.node_of(bootstrap.rank), bootstrap.rank)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields, replace
 
 from rdmakit.errors import InvalidArgument
 
@@ -65,22 +65,29 @@ class Config:
         if self.ucx not in UCX_POLICIES:
             raise InvalidArgument(f"RDMAKIT_UCX={self.ucx!r}; one of {', '.join(UCX_POLICIES)}")
         if self.ranks_per_node < 0:
-            raise InvalidArgument(f"RDMAKIT_RANKS_PER_NODE={self.ranks_per_node}; 0 or more")
+            raise InvalidArgument(
+                f"ranks per node (RDMAKIT_RANKS_PER_NODE) {self.ranks_per_node}: 0 or more"
+            )
         if not self.timeout > 0:
-            raise InvalidArgument(f"RDMAKIT_TIMEOUT={self.timeout}; seconds, more than 0")
+            raise InvalidArgument(
+                f"timeout (RDMAKIT_TIMEOUT) {self.timeout:g}: seconds, more than 0"
+            )
         if self.window_bytes < 1 << 16:
             raise InvalidArgument(f"RDMAKIT_WINDOW={self.window_bytes}; at least 64K")
 
+    given: frozenset[str] = field(default=frozenset(), compare=False)
+    """Settings that somebody chose here; the others follow the first rank's."""
+
     @classmethod
-    def from_env(cls, environ: Mapping[str, str] | None = None) -> Config:
-        """Read the RDMAKIT_* variables.
+    def from_env(cls, environ: Mapping[str, str] | None = None, **defaults: object) -> Config:
+        """Read the RDMAKIT_* variables; ``defaults`` stand where one is not set.
 
         Raises:
             InvalidArgument: a variable has a value that is not understood; the text names it.
         """
         env = os.environ if environ is None else environ
         values: dict[str, object] = {}
-        for variable, field, convert in (
+        for variable, name, convert in (
             ("RDMAKIT_UCX", "ucx", str.lower),
             ("RDMAKIT_RANKS_PER_NODE", "ranks_per_node", int),
             ("RDMAKIT_TIMEOUT", "timeout", float),
@@ -92,14 +99,31 @@ class Config:
             text = env.get(variable, "").strip()
             if text:
                 try:
-                    values[field] = convert(text)
+                    values[name] = convert(text)
                 except ValueError as exc:
                     raise InvalidArgument(f"{variable}={text!r}: {exc}") from exc
-        return cls(**values)  # type: ignore[arg-type]
+        return cls(**{**defaults, **values, "given": frozenset(values)})  # type: ignore[arg-type]
+
+    def chosen(self, **values: object) -> Config:
+        """Return this with ``values`` in place, as somebody's choice."""
+        return replace(self, **values, given=self.given | set(values))  # type: ignore[arg-type]
+
+    def shared(self) -> dict[str, object]:
+        """Return the settings that must be equal on all ranks."""
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in _OWN}
+
+    def following(self, first: Mapping[str, object]) -> Config:
+        """Return this with the first rank's value of every setting not chosen here."""
+        taken = {name: value for name, value in first.items() if name not in self.given}
+        return replace(self, **taken)  # type: ignore[arg-type]
 
     def describe(self) -> str:
-        """Return ``name=value`` of every setting, in one line."""
-        return " ".join(f"{f.name}={getattr(self, f.name)}" for f in fields(self))
+        """Return ``name=value`` of every shared setting, in one line."""
+        return " ".join(f"{name}={value}" for name, value in self.shared().items())
+
+
+_OWN = ("node_id", "given")
+"""Settings of a rank or host alone."""
 
 
 def _flag(text: str) -> bool:
