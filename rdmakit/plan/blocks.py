@@ -55,7 +55,8 @@ def hierarchical_reduce_scatter(call: Call, rank: int) -> Program:
         if alone:
             staged.append([])
             return
-        waits = [*(done[turn - SLOTS] if turn >= SLOTS else []), *slots.writable(turn)]
+        before = done[turn - SLOTS] if turn >= SLOTS else []
+        waits = [*before, *slots.writable(turn, before)]
         copied = list(waits)
         for q in range(layout.size):
             if q not in mine:
@@ -66,7 +67,7 @@ def hierarchical_reduce_scatter(call: Call, rank: int) -> Program:
 
     def reduce(turn: int) -> None:
         start, size = chunks[turn]
-        waits = [] if alone else [*slots.await_filled(turn), *staged[turn]]
+        waits = [] if alone else [*slots.await_filled(turn, staged[turn]), *staged[turn]]
         before = done[turn - 2] if turn >= 2 else []
         reads: list[int] = []
         ends: list[int] = []
@@ -131,9 +132,9 @@ def hierarchical_allgather(call: Call, rank: int) -> Program:
     def stage(turn: int) -> None:
         start, size = chunks[turn]
         own = Ref(Space.SEND, start, size)
-        waits = [] if alone else [*slots.writable(turn)]
-        if turn >= SLOTS:
-            waits += done[turn - SLOTS]
+        waits = list(done[turn - SLOTS]) if turn >= SLOTS else []
+        if not alone:
+            waits += slots.writable(turn, waits)
         ends = b.copy(taken(rank, start, size), own)
         if not alone:
             place = slots.place(rank, turn % SLOTS, rank * size, size)
@@ -156,12 +157,13 @@ def hierarchical_allgather(call: Call, rank: int) -> Program:
     def copy_out(turn: int) -> None:
         start, size = chunks[turn]
         reads: list[int] = list(done[turn])
+        before = done[turn - 1] if turn else []
         for peer in peers:
             if peer != rank:
                 place = slots.place(peer, turn % SLOTS, peer * size, size)
-                reads += b.copy(taken(peer, start, size), place, slots.await_filled(turn, [peer]))
+                reads += b.copy(taken(peer, start, size), place, slots.await_filled(turn, before, [peer]))
             if handled[peer]:
-                waits = done[turn] if peer == rank else slots.await_announced(turn, [peer])
+                waits = done[turn] if peer == rank else slots.await_announced(turn, [peer], before)
                 for q in handled[peer]:
                     place = slots.place(peer, turn % SLOTS, q * size, size)
                     reads += b.copy(taken(q, start, size), place, waits)
@@ -204,17 +206,18 @@ def hierarchical_broadcast(call: Call, rank: int) -> Program:
         parts = split(size, layout.shards)
         whole = Ref(Space.RECV, start, size)
         mine = [(shard, *parts[shard]) for shard in range(layout.shards) if owners[shard] == rank]
-        before = [*(done[turn - SLOTS] if turn >= SLOTS else [])]
+        before = done[turn - SLOTS] if turn >= SLOTS else []
+        previous = done[turn - 1] if turn else []
         ends: list[int] = []
         if node == home:
             ready: list[int] = []
             if not alone and rank == call.root:
-                waits = [*before, *slots.writable(turn)]
+                waits = [*before, *slots.writable(turn, before)]
                 ends += b.copy(slots.place(rank, turn % SLOTS, 0, size), whole, waits)
                 slots.filled(turn, ends)
             elif not alone:
                 place = slots.place(call.root, turn % SLOTS, 0, size)
-                ready = b.copy(whole, place, slots.await_filled(turn, [call.root]))
+                ready = b.copy(whole, place, slots.await_filled(turn, previous, [call.root]))
                 slots.finish(turn, len(chunks), ready)
                 ends += ready
             if n > 1:
@@ -227,7 +230,7 @@ def hierarchical_broadcast(call: Call, rank: int) -> Program:
             for shard, at, part in mine:
                 ends += pass_on(shard, whole.part(at, part), turn * layout.shards + shard, before)
         else:
-            waits = [*before, *slots.writable(turn)]
+            waits = [*before, *slots.writable(turn, before)]
             came: list[int] = list(waits)
             for shard, at, part in mine:
                 place = slots.place(rank, turn % SLOTS, at, part)
@@ -236,7 +239,7 @@ def hierarchical_broadcast(call: Call, rank: int) -> Program:
                 slots.announce(turn, came)
             ends += came
             for owner in sorted(set(owners), key=owners.index):
-                waits = came if owner == rank else slots.await_announced(turn, [owner])
+                waits = came if owner == rank else slots.await_announced(turn, [owner], previous)
                 for shard, (at, part) in enumerate(parts):
                     if owners[shard] == owner:
                         place = slots.place(owner, turn % SLOTS, at, part)

@@ -104,7 +104,7 @@ def hierarchical_allreduce(call: Call, rank: int) -> Program:
                 [],
             )
             return
-        waits = [*before, *slots.writable(turn)]
+        waits = [*before, *slots.writable(turn, before)]
         others = [shard for shard in range(shards) if owners[shard] != rank]
         copied = list(waits)
         for run in joined(
@@ -117,7 +117,7 @@ def hierarchical_allreduce(call: Call, rank: int) -> Program:
     def reduce(turn: int) -> None:
         start = chunks[turn][0]
         staged, ready = open_[turn]
-        waits = [] if alone or not mine else slots.await_filled(turn)
+        waits = [] if alone or not mine else slots.await_filled(turn, staged)
         for shard, offset, size in pieces(turn, mine):
             target = work(turn, offset, size)
             steps = list(staged)
@@ -143,7 +143,7 @@ def hierarchical_allreduce(call: Call, rank: int) -> Program:
         if not alone:
             parts = pieces(turn, range(shards))
             for owner in sorted(set(owners), key=owners.index):
-                waits = slots.await_announced(turn, [owner])
+                waits = slots.await_announced(turn, [owner], staged)
                 held = [part for part in parts if owners[part[0]] == owner]
                 at, size = held[0][1], sum(part[2] for part in held)
                 # Behind this rank's own reads of the same elements: the arrays may be one.

@@ -36,6 +36,8 @@ class Link:
     _pushed: int = 0
     _pulled: int = 0
     _consumed: dict[int, list[int]] = field(default_factory=dict)
+    _last_push: list[int] = field(default_factory=list)
+    _last_pull: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         me = self.order.index(self.b.rank)
@@ -59,10 +61,11 @@ class Link:
         self._pushed += 1
         waits = [*after, *self._entry]
         if self._pushed > PLACES:
-            waits += self.b.wait([self.right], LANE_FREE, self._pushed - PLACES)
+            freed = self._pushed - PLACES
+            waits += self.b.wait([self.right], LANE_FREE, freed, self._last_push)
         place = Ref(Space.WINDOW, (self._pushed - 1) % PLACES * self.piece, src.count, self.b.rank)
         copied = self.b.copy(place, src, waits)
-        self.b.post(LANE_FULL, self._pushed, copied)
+        self._last_push = self.b.post(LANE_FULL, self._pushed, copied)
         return copied
 
     def pull(self, count: int, tag: int) -> tuple[Ref, list[int], Release]:
@@ -77,7 +80,7 @@ class Link:
         number = self._pulled
         offset = (number - 1) % PLACES * self.piece
         if self._tmp is None:
-            ready = self.b.wait([self.left], LANE_FULL, number)
+            ready = self._last_pull = self.b.wait([self.left], LANE_FULL, number, self._last_pull)
 
             def release(consumed: Iterable[int]) -> None:
                 self.b.post(LANE_FREE, number, consumed)

@@ -34,10 +34,10 @@ class Slots:
         self.b.window = max(self.b.window, SLOTS * self.elements)
         return Ref(Space.WINDOW, slot * self.elements + offset, count, owner)
 
-    def writable(self, turn: int) -> list[int]:
+    def writable(self, turn: int, after: Sequence[int] = ()) -> list[int]:
         """Return the waits after which nobody reads the slot of chunk ``turn`` any more."""
         if turn >= SLOTS:
-            return self.b.wait(self.peers, free(turn % SLOTS), turn - SLOTS + 1)
+            return self.b.wait(self.peers, free(turn % SLOTS), turn - SLOTS + 1, after)
         if self._entry is None:
             self._entry = self.b.wait(self.peers, DONE, 0)
         return self._entry
@@ -46,10 +46,12 @@ class Slots:
         """Say that this rank's part of chunk ``turn`` is in its area."""
         self.b.post(full(turn % SLOTS), turn + 1, after)
 
-    def await_filled(self, turn: int, owners: Sequence[int] | None = None) -> list[int]:
+    def await_filled(
+        self, turn: int, after: Sequence[int] = (), owners: Sequence[int] | None = None
+    ) -> list[int]:
         """Wait for the parts of ``owners`` (default: all peers)."""
         owners = self.peers if owners is None else owners
-        return self.b.wait(owners, full(turn % SLOTS), turn + 1)
+        return self.b.wait(owners, full(turn % SLOTS), turn + 1, after)
 
     def finish(self, turn: int, turns: int, after: Sequence[int]) -> None:
         """Say that this rank has read all it needs of chunk ``turn``."""
@@ -60,6 +62,8 @@ class Slots:
         """Say that what this rank gives to its peers of chunk ``turn`` is complete."""
         self.b.post(reduced(turn % SLOTS), turn + 1, after)
 
-    def await_announced(self, turn: int, owners: Sequence[int]) -> list[int]:
+    def await_announced(
+        self, turn: int, owners: Sequence[int], after: Sequence[int] = ()
+    ) -> list[int]:
         """Wait for what ``owners`` give."""
-        return self.b.wait(owners, reduced(turn % SLOTS), turn + 1)
+        return self.b.wait(owners, reduced(turn % SLOTS), turn + 1, after)

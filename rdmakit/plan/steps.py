@@ -181,9 +181,17 @@ class Builder:
         self.span = max(self.span, value)
         return [self._posts[flag]]
 
-    def wait(self, owners: Iterable[int], flag: int, value: int) -> list[int]:
-        """Append one wait for each of ``owners`` other than this rank."""
-        return [self.add(Await(owner, flag, value)) for owner in owners if owner != self.rank]
+    def wait(
+        self, owners: Iterable[int], flag: int, value: int, after: Iterable[int] = ()
+    ) -> list[int]:
+        """Append one wait for each of ``owners`` other than this rank.
+
+        ``after`` is what the steps behind the wait need as well: a wait that is begun early is
+        polled in vain.
+        """
+        after = list(after)
+        others = [owner for owner in owners if owner != self.rank]
+        return [self.add(Await(owner, flag, value), after) for owner in others]
 
     def send(self, peer: int, src: Ref, tag: int, after: Iterable[int] = ()) -> list[int]:
         """Append a message to ``peer``; empty ones are left out on both sides."""
