@@ -50,14 +50,29 @@ class MpiBootstrap:
         self.rank: int = self.comm.Get_rank()
         self.size: int = self.comm.Get_size()
         self.host = socket.gethostname()
+        self.meanwhile: Callable[[], None] | None = None
+        """Called while others are waited for: a channel that only moves when it is polled."""
 
     def allgather(self, data: bytes) -> list[bytes]:
         """Return every rank's ``data``, by rank."""
+        self._gather_ranks()
         return list(self.comm.allgather(data))
 
     def barrier(self) -> None:
         """Return when all ranks have called."""
-        self.comm.Barrier()
+        if self.meanwhile is None:
+            self.comm.Barrier()
+        else:
+            self._gather_ranks()
+
+    def _gather_ranks(self) -> None:
+        """Let the channel move until all ranks are here: then none needs this one's messages."""
+        if self.meanwhile is None or self.size == 1:
+            return
+        request = self.comm.Ibarrier()
+        while not request.Test():
+            self.meanwhile()
+            os.sched_yield()
 
     def start_barrier(self) -> Callable[[], bool]:
         """Start a barrier and return its test."""

@@ -9,24 +9,18 @@ from __future__ import annotations
 
 import atexit
 import os
-import platform
 import socket
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import msgspec
 
-import rdmakit
 from rdmakit.bootstrap import MpiBootstrap
 from rdmakit.collectives import Collectives
 from rdmakit.config import Config
-from rdmakit.drivers import ucx_loading
-from rdmakit.errors import RdmaKitError, SetupError, TransportError, UcxUnavailable
-from rdmakit.inter.mpi import MpiChannel
+from rdmakit.errors import SetupError
 from rdmakit.inter.tags import COMMUNICATORS
-from rdmakit.inter.ucx import UcxChannel
 from rdmakit.intra.posix_shm import PosixWindow
 from rdmakit.layout import RankLayout
 from rdmakit.nodes import Nodes, find_nodes
@@ -34,6 +28,7 @@ from rdmakit.plan.pieces import FLAGS
 from rdmakit.process.phase import current
 from rdmakit.process.watchdog import install, register_exit_guard
 from rdmakit.protocols import Bootstrap, Channel, Window
+from rdmakit.startup import compare_setup, make_channel, raise_together
 from rdmakit.waiting import Waiter, spins_for
 
 __all__ = ["Communicator"]
@@ -106,15 +101,21 @@ class Communicator(Collectives):
             except SetupError as exc:
                 problem = str(exc)
         raise_together(bootstrap, problem, SetupError)
+        self.hosts = tuple(h.decode() for h in bootstrap.allgather(bootstrap.host.encode()))
+        spins = spins_for(max(node_boot.size, self.hosts.count(bootstrap.host)))
+        waiter = Waiter(bootstrap.rank, bootstrap.host, config.timeout, spins)
         channel: Channel | None = None
         if len(nodes.layout.nodes) > 1:
             rail = nodes.layout.rails[nodes.layout.local_rank(bootstrap.rank)]
             at = rail.index(bootstrap.rank)
             others = {rail[at - 1], rail[(at + 1) % len(rail)]} - {bootstrap.rank}
-            channel, note = _make_channel(bootstrap, config, sorted(others), virtual=nodes.virtual)
+            channel, note = make_channel(
+                bootstrap, config, sorted(others), waiter, virtual=nodes.virtual
+            )
             notes += [note] if note else []
-        self.hosts = tuple(h.decode() for h in bootstrap.allgather(bootstrap.host.encode()))
-        on_host = max(node_boot.size, self.hosts.count(bootstrap.host))
+            waiter.check_peers = channel.check_peers
+            for control in (bootstrap, node_boot, rail_boot):
+                control.meanwhile = channel.progress
         self._setup(
             bootstrap,
             node_boot,
@@ -123,7 +124,7 @@ class Communicator(Collectives):
             window,
             channel,
             config,
-            on_host,
+            waiter,
             mpi=(bootstrap.comm, node_boot.comm, rail_boot.comm),
         )
         self.virtual = nodes.virtual
@@ -142,6 +143,12 @@ class Communicator(Collectives):
         self = cls.__new__(cls)
         node_boot = bootstrap.split(layout.node_of(bootstrap.rank), bootstrap.rank)
         rail_boot = bootstrap.split(layout.local_rank(bootstrap.rank), bootstrap.rank)
+        config = config or Config()
+        waiter = Waiter(
+            bootstrap.rank, socket.gethostname(), config.timeout, spins_for(bootstrap.size)
+        )
+        if channel is not None:
+            waiter.check_peers = channel.check_peers
         self._setup(
             bootstrap,
             node_boot,
@@ -149,8 +156,8 @@ class Communicator(Collectives):
             layout,
             window,
             channel,
-            config or Config(),
-            bootstrap.size,
+            config,
+            waiter,
             mpi=(None, None, None),
         )
         self.virtual, self.hosts = False, (self.host,) * bootstrap.size
@@ -166,15 +173,11 @@ class Communicator(Collectives):
         window: Window | None,
         channel: Channel | None,
         config: Config,
-        ranks_on_host: int,
+        waiter: Waiter,
         mpi: tuple[Any, Any, Any],
     ) -> None:
         self.host = socket.gethostname()
         self.config = config
-        check_peers: Callable[[], None] = channel.check_peers if channel else lambda: None
-        waiter = Waiter(
-            bootstrap.rank, self.host, config.timeout, spins_for(ranks_on_host), check_peers
-        )
         identity = _agree_identity(bootstrap)
         super().__init__(
             layout, bootstrap, window, channel, waiter, config, identity=identity, mpi=mpi[0]
@@ -253,107 +256,6 @@ class Communicator(Collectives):
         if kind is None:
             self.close()
         # After an exception the other ranks are not here: the exit guard ends the job.
-
-
-def raise_together(bootstrap: Bootstrap, problem: str, kind: type[RdmaKitError]) -> None:
-    """Raise ``kind`` on every rank when any has a problem. Collective, blocking."""
-    problems = [text.decode() for text in bootstrap.allgather(problem.encode())]
-    bad = [rank for rank, text in enumerate(problems) if text]
-    if bad:
-        more = f" (and {len(bad) - 1} more ranks)" if len(bad) > 1 else ""
-        raise kind(f"rank {bad[0]}{more}: {problems[bad[0]]}")
-
-
-def compare_setup(bootstrap: Bootstrap, config: Config) -> None:
-    """See that all ranks run the same software with the same settings. Collective, blocking.
-
-    Raises:
-        SetupError: on every rank; names the odd ranks and what differs.
-    """
-    from mpi4py import __version__ as mpi4py_version
-
-    mpi = MpiBootstrap.describe() if isinstance(bootstrap, MpiBootstrap) else {}
-    facts = {
-        "rdmakit": rdmakit.__version__,
-        "Python": platform.python_version(),
-        "mpi4py": mpi4py_version,
-        "MPI library": str(mpi.get("library", "")),
-        "RDMAKIT_* settings": replace(config, node_id="").describe(),  # that one is per host
-    }
-    told = [
-        dict(zip(facts, text.decode().split("\0"), strict=True))
-        for text in bootstrap.allgather("\0".join(facts.values()).encode())
-    ]
-    differences = []
-    for name in facts:
-        values = [entry[name] for entry in told]
-        usual = max(values, key=values.count)  # of equals the first, on every rank
-        odd = [rank for rank, value in enumerate(values) if value != usual]
-        if odd:
-            differences.append(
-                f"{name}: {usual!r}, but {values[odd[0]]!r} on rank(s) {odd[:8]}"
-                + (f" and {len(odd) - 8} more" if len(odd) > 8 else "")
-            )
-    if differences:
-        raise SetupError("the ranks do not run the same software: " + "; ".join(differences))
-
-
-def _make_channel(
-    bootstrap: MpiBootstrap, config: Config, neighbours: Sequence[int], *, virtual: bool
-) -> tuple[Channel, str]:
-    """Make the channel between nodes, the same kind on all ranks. Collective, blocking.
-
-    ``neighbours`` are ranks of other nodes that this one will talk to.
-    """
-    problem = version = ""
-    if config.ucx == "none":
-        return MpiChannel.create(bootstrap), "messages go through MPI: RDMAKIT_UCX=none"
-    try:
-        library = ucx_loading.load(config.ucx)
-        version = f"{library.version}\0{library.libraries.get('libucp', '')}"
-    except UcxUnavailable as exc:
-        problem = str(exc)
-    if any(bootstrap.allgather(problem.encode())):
-        return _or_mpi(bootstrap, config, None, problem)
-    versions = [text.decode().split("\0") for text in bootstrap.allgather(version.encode())]
-    if len({v for v, _ in versions}) > 1:
-        first = versions[0][0]
-        odd = next(rank for rank, (v, _) in enumerate(versions) if v != first)
-        raise SetupError(
-            f"UCX differs between ranks: rank 0 has {first} ({versions[0][1]}), rank {odd} has "
-            f"{versions[odd][0]} ({versions[odd][1]})"
-        )
-    channel: UcxChannel | None = None
-    try:
-        channel = UcxChannel.create(bootstrap, config.ucx, virtual=virtual)
-    except TransportError as exc:
-        problem = str(exc)
-    raise_together(bootstrap, problem, SetupError)
-    assert channel is not None
-    try:
-        channel.connect(neighbours)
-    except TransportError as exc:
-        problem = str(exc)
-    return _or_mpi(bootstrap, config, channel, problem)
-
-
-def _or_mpi(
-    bootstrap: MpiBootstrap, config: Config, channel: UcxChannel | None, problem: str
-) -> tuple[Channel, str]:
-    """Return ``channel``, or MPI's where any rank has a problem and may choose. Collective."""
-    problems = [text.decode() for text in bootstrap.allgather(problem.encode())]
-    bad = [rank for rank, text in enumerate(problems) if text]
-    if channel is not None and not bad:
-        return channel, ""
-    if channel is not None:
-        channel.close()
-    if config.ucx != "auto":
-        raise SetupError(f"RDMAKIT_UCX={config.ucx}, rank {bad[0]}: {problems[bad[0]]}")
-    return (
-        MpiChannel.create(bootstrap),
-        f"messages go through MPI, since UCX cannot be used on {len(bad)} of "
-        f"{bootstrap.size} ranks; rank {bad[0]}: {problems[bad[0]]}",
-    )
 
 
 def _agree_identity(bootstrap: Bootstrap) -> int:

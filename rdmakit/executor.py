@@ -21,7 +21,7 @@ from rdmakit.buffer import array_at
 from rdmakit.plan.steps import Await, Copy, Post, Program, Recv, Reduce, Ref, Send, Space
 from rdmakit.protocols import Channel, Request, Window
 from rdmakit.reduction import Reducer
-from rdmakit.waiting import Waiter
+from rdmakit.waiting import Waiter, settle
 
 __all__ = ["Bound", "Places"]
 
@@ -214,9 +214,7 @@ class Bound:
                     waiter.start()
                 elif not ready:
                     waiter.idle(partial(self._blocked, requests, flags))
-            while not channel.flush():
-                progress()
-                waiter.idle(lambda: f"{self.label}: flushing")
+            settle(channel.flush, progress)
         except BaseException:
             channel.abandon([request for request, _ in requests], [self, keep])
             raise

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 
 from rdmakit.errors import TransferTimeout
 
-__all__ = ["Waiter", "spins_for"]
+__all__ = ["Waiter", "settle", "spins_for"]
 
 _CHECK_EVERY = 64
 """Idle rounds between two looks at the clock."""
@@ -23,12 +23,27 @@ _PEERS_EVERY = 1024
 _NAP_AFTER = 0.02
 """Idle seconds after which the wait sleeps between polls."""
 _NAP = 1e-4
+_SETTLE = 0.005
 
 
 def spins_for(ranks_on_host: int) -> int:
     """Return idle polls before the core is yielded: more where each rank has its own."""
     cores = len(os.sched_getaffinity(0))
     return 200 if ranks_on_host <= (os.cpu_count() or 1) and ranks_on_host <= cores else 2
+
+
+def settle(flush: Callable[[], bool], progress: Callable[[], None]) -> None:
+    """Give sent bytes that a transport still holds a moment to leave.
+
+    The peer that needs them is reading. No certainty: what must be certain polls ``progress``
+    until the peers have answered.
+    """
+    if flush():
+        return
+    end = time.monotonic() + _SETTLE
+    while not flush() and time.monotonic() < end:
+        progress()
+        os.sched_yield()
 
 
 class Waiter:
@@ -43,7 +58,7 @@ class Waiter:
         check_peers: Callable[[], None] = lambda: None,
     ) -> None:
         self.rank, self.host, self.timeout, self.spins = rank, host, timeout, spins
-        self._check_peers = check_peers
+        self.check_peers = check_peers
         self._idle = 0
         self._since = 0.0
         self._deadline = 0.0
@@ -81,7 +96,7 @@ class Waiter:
                 f" (limit {self._limit:g} s)"
             )
         if self._idle % _PEERS_EVERY == 0:
-            self._check_peers()
+            self.check_peers()
         if now - self._since > _NAP_AFTER:
             time.sleep(_NAP)
 

@@ -14,6 +14,7 @@ from rdmakit.bench.session import Case, Session
 from rdmakit.inter.tags import TagKind, pack
 from rdmakit.protocols import Channel, Request
 from rdmakit.report.schema import Row
+from rdmakit.waiting import settle
 
 __all__ = ["pair_cases"]
 
@@ -56,7 +57,7 @@ class _End:
         self._waiter.until(
             ready, (self.channel.progress,), lambda: f"bench: pair with rank {self.peer}"
         )
-        self._waiter.until(self.channel.flush, (self.channel.progress,), lambda: "bench: flushing")
+        settle(self.channel.flush, self.channel.progress)
 
     def send(self, handle: Any = None) -> Request:
         return self.channel.send(self.peer, self._out if handle is None else handle, self._tag())

@@ -47,7 +47,7 @@ def expected(ranks: int, dtype: np.dtype[Any], op: ReduceOp) -> Array:
     }[op]
     total = block(0, dtype, op)
     for rank in range(1, ranks):
-        ufunc(total, block(rank, dtype, op), total)
+        ufunc(total, block(rank, dtype, op), out=total)
     return total
 
 

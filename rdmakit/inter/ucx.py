@@ -11,13 +11,16 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from rdmakit.drivers import ucx_loading
-from rdmakit.errors import ConnectError, PeerLost, TransportError
-from rdmakit.inter.tags import with_source
+from rdmakit.errors import ConnectError, PeerLost, TransferTimeout, TransportError
+from rdmakit.inter.tags import COMMUNICATORS, TagKind, pack, with_source
 from rdmakit.protocols import Bootstrap, Bytes, Request
+from rdmakit.waiting import Waiter
 
 __all__ = ["UcxChannel", "context_config"]
 
@@ -97,7 +100,7 @@ class UcxChannel:
         self._tag = self._ucx.UCXXTag
         self._endpoints: dict[int, Any] = {}
         self._broken = False
-        self._flushing: int | None = None
+        self._flushing = 0
         self.progress = worker.progress  # type: ignore[method-assign]
         self._tcp = any("tcp" in line and "resource" in line for line in context.info.splitlines())
 
@@ -128,14 +131,32 @@ class UcxChannel:
             ) from exc
         return cls(bootstrap.rank, worker, context, bootstrap.allgather(own), config)
 
-    def connect(self, peers: Iterable[int]) -> None:
-        """Make endpoints now, to learn early whether UCX has a way to ``peers``. Local.
+    def greet(self, peers: Sequence[int], waiter: Waiter) -> None:
+        """Exchange a word with each of ``peers``, who do the same. Blocking.
+
+        Learns at once whether UCX has a way to them and whether it lets bytes through, and
+        leaves no half-made connection behind, for which a flush would wait.
 
         Raises:
-            ConnectError: it has none.
+            ConnectError: there is none, or nothing came within the deadline.
         """
-        for peer in peers:
-            self._endpoint(peer)
+        out, into = np.full(8, self.rank % 256, np.uint8), np.zeros((len(peers), 8), np.uint8)
+        tag = pack(COMMUNICATORS - 1, TagKind.POINT_TO_POINT, 0)
+        requests = [self.recv(p, self.wrap(into[i]), tag) for i, p in enumerate(peers)]
+        requests += [self.send(peer, self.wrap(out), tag) for peer in peers]
+        keep = (out, into)
+
+        def silent() -> str:
+            missing = [p for p, r in zip(peers, requests, strict=False) if not r.done()]
+            return f"no word through UCX from rank(s) {missing or list(peers)}"
+
+        try:
+            waiter.until(lambda: all(r.done() for r in requests), (self.progress,), silent)
+        except (TransferTimeout, PeerLost) as exc:
+            self.abandon(requests, keep)
+            raise ConnectError(
+                f"{exc}: a firewall, or an interface that does not lead there (UCX_NET_DEVICES)?"
+            ) from exc
 
     def wrap(self, data: Bytes) -> Any:
         """Return UCXX's handle of the memory."""
@@ -182,11 +203,11 @@ class UcxChannel:
         """Return whether the worker holds no unsent bytes; RDMA transports never do."""
         if not self._tcp or self._broken:
             return True
-        if self._flushing is None:
+        if not self._flushing:
             self._flushing = ucx_loading.start_flush(self._worker.handle)
         if self._flushing and not ucx_loading.flushed(self._flushing):
             return False
-        self._flushing = None
+        self._flushing = 0
         return True
 
     def check_peers(self) -> None:

@@ -21,12 +21,14 @@ __all__ = [
     "MAX_RANKS",
     "REDUCED_DTYPES",
     "THREADS",
+    "TILE",
     "Args",
     "Sources",
     "Strided",
     "Variant",
     "WindowLayout",
     "Word",
+    "every_variant",
     "local_variant",
     "move_variant",
     "pack_variant",
@@ -40,14 +42,21 @@ MAX_BLOCKS = 512
 """Blocks of a grid that the window's flags have room for; more than two for each SM of a GPU."""
 MAX_DIMS = 8
 """Dimensions of a strided array, after those that can be merged have been."""
-THREADS = 512
+import json, os
+_T = json.loads(os.environ.get("RDK_TUNE", "{}"))
+THREADS = _T.get("threads", 512)
 """Threads of a block: few enough blocks that one thread for each peer's flag costs nothing, and
 four blocks of any rank fit an SM."""
+TILE = 64 << 10
+"""Bytes of an array that a block passes through its window at a time: large enough that two
+meetings (some 4 us) cost little beside the copying, small enough that all tiles of a GPU, two for
+each block, stay in an L2 cache of 50 MB."""
 
-REDUCED_DTYPES = (
-    "float16", "bfloat16", "float32", "float64", "int8", "uint8", "int32", "int64",
-)  # fmt: skip
-"""Element types that the reducing kernels serve, by NumPy's (and ml_dtypes') name."""
+REDUCED_DTYPES = {
+    "float16": 2, "bfloat16": 2, "float32": 4, "float64": 8,
+    "int8": 1, "uint8": 1, "int32": 4, "int64": 8,
+}  # fmt: skip
+"""Bytes of the element types that the reducing kernels serve, by NumPy's and ml_dtypes' names."""
 ACCUMULATED_IN = {"float16": "float32", "bfloat16": "float32"}
 """Types whose sums are made in another type and rounded once."""
 
@@ -82,8 +91,8 @@ class WindowLayout:
 
     blocks: int
     """Blocks that have tiles: the largest grid."""
-    tile: int = 64 << 10
-    """Bytes of one tile. Each block has two."""
+    tile: int = TILE
+    """Bytes of one tile. Each block has two for its input and two for its results."""
 
     failed: int = 0
     told: int = 64
@@ -101,7 +110,7 @@ class WindowLayout:
     @property
     def nbytes(self) -> int:
         """Bytes of one rank's window."""
-        return self.tiles + self.blocks * 2 * self.tile
+        return self.tiles + self.blocks * 4 * self.tile
 
 
 @dataclass(frozen=True)
@@ -177,17 +186,19 @@ def pack_variant(unit: int) -> Variant:
 
 def _local_macros(sources: int) -> tuple[tuple[str, object], ...]:
     return (
-        ("RDK_RANKS", sources), ("RDK_THREADS", THREADS), ("RDK_MAX_RANKS", MAX_RANKS),
+        ("RDK_LD", '".L1::no_allocate"'), ("RDK_ST", '""'), ("RDK_RANKS", sources), ("RDK_THREADS", THREADS), ("RDK_MAX_RANKS", MAX_RANKS),
         ("RDK_MAX_DIMS", MAX_DIMS),
     )  # fmt: skip
 
 
 def _node_macros(rank: int, ranks: int, layout: WindowLayout) -> tuple[tuple[str, object], ...]:
-    assert 0 <= rank < ranks and 2 <= ranks <= MAX_RANKS
+    assert 0 <= rank < ranks
+    assert 2 <= ranks <= MAX_RANKS
     return (
         ("RDK_RANK", rank), ("RDK_RANKS", ranks), ("RDK_THREADS", THREADS),
         ("RDK_MAX_RANKS", MAX_RANKS), ("RDK_MAX_BLOCKS", MAX_BLOCKS), ("RDK_TILE", layout.tile),
         ("RDK_FAILED", layout.failed), ("RDK_TOLD", layout.told), ("RDK_EPOCHS", layout.epochs),
+        ("RDK_TICKET", 128), ("RDK_DYNAMIC", _T.get("dyn", 0)), ("RDK_LD", '"%s"' % _T.get("ld", ".L1::no_allocate")), ("RDK_ST", '"%s"' % _T.get("st", "")),
         ("RDK_FLAGS", layout.flags), ("RDK_TILES", layout.tiles),
     )  # fmt: skip
 
@@ -224,6 +235,7 @@ class Args(ctypes.Structure):
         ("count", ctypes.c_uint64), ("head", ctypes.c_uint64), ("packs", ctypes.c_uint64),
         ("limit", ctypes.c_uint64), ("words", ctypes.c_uint64),
         ("signature", ctypes.c_uint32), ("root", ctypes.c_uint32),
+        ("piece", ctypes.c_uint32), ("unused", ctypes.c_uint32),
     )  # fmt: skip
 
 

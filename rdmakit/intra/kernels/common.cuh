@@ -7,8 +7,7 @@
 //   RDK_THREADS threads of a block RDK_UNROLL packs a thread has under way at once
 //   RDK_<kernel> one for each kernel that is wanted: compiling all takes a second or two
 
-// At least two blocks fit each SM, so that one works while another waits for its peers.
-#define KERNEL extern "C" __global__ void __launch_bounds__(RDK_THREADS, 2)
+#define KERNEL extern "C" __global__ void __launch_bounds__(RDK_THREADS, 1)
 
 typedef unsigned char u8;
 typedef unsigned short u16;
@@ -123,12 +122,12 @@ struct alignas(16) Vec {
 // volatile keeps the order of issue, by which the ranks start at different peers.
 static __device__ __forceinline__ Vec load16(u64 at) {
   Vec v;
-  asm volatile("ld.global.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
+  asm volatile("ld.global" RDK_LD ".v4.u32 {%0,%1,%2,%3}, [%4];"
                : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(at) : "memory");
   return v;
 }
 static __device__ __forceinline__ void store16(u64 at, Vec v) {
-  asm volatile("st.global.v4.u32 [%0], {%1,%2,%3,%4};"
+  asm volatile("st.global" RDK_ST ".v4.u32 [%0], {%1,%2,%3,%4};"
                :: "l"(at), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
 }
 // The same for data that is touched once: it makes room in the L2 cache first.

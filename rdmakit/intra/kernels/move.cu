@@ -76,7 +76,7 @@ KERNEL broadcast_direct(const __grid_constant__ Args a) {
 #ifdef RDK_allgather_staged
 KERNEL allgather_staged(const __grid_constant__ Args a) {
   Sync s(a);
-  const u32 size = RDK_TILE / SIZE;
+  const u32 size = a.piece;
   for (u64 first = (u64)blockIdx.x * size; first < a.count; first += (u64)gridDim.x * size) {
     const u64 n = least(size, a.count - first), tile = s.tile();
     copy<true>(a.window[RANK] + tile, a.send[RANK] + first * SIZE, n);
@@ -94,7 +94,7 @@ KERNEL allgather_staged(const __grid_constant__ Args a) {
 #ifdef RDK_broadcast_staged
 KERNEL broadcast_staged(const __grid_constant__ Args a) {
   Sync s(a);
-  const u32 size = RDK_TILE / SIZE;
+  const u32 size = a.piece;
   for (u64 first = (u64)blockIdx.x * size; first < a.count; first += (u64)gridDim.x * size) {
     const u64 n = least(size, a.count - first), tile = s.tile();
     if (RANK == a.root) copy<true>(a.window[RANK] + tile, a.send[RANK] + first * SIZE, n);

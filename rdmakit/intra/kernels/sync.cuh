@@ -28,6 +28,8 @@ struct Args {
   u64 words;      // host memory: see WORD_*
   u32 signature;  // equal on all ranks that make the same call
   u32 root;
+  u32 piece;      // elements of a tile that are used, a multiple of a pack
+  u32 unused;
 };
 
 enum { WORD_ABORT, WORD_STATE, WORD_PEER, WORD_PHASE, WORD_BLOCK, WORD_EPOCH, WORD_WANT, WORD_GOT };
@@ -69,9 +71,9 @@ struct Sync {
   // Where in each window this block of its rank keeps what the peers will read after the next
   // meeting, and until the one after it. Two regions in turn, by the epoch of writing: when it
   // is `epoch` again to write one, all have met twice since they could read it.
-  __device__ __forceinline__ u64 tile() const {
-    return RDK_TILES + (2ull * blockIdx.x + (epoch & 1)) * RDK_TILE;
-  }
+  __device__ __forceinline__ u64 tile() const { return tile_at(epoch); }
+  // What the peers have written before the last meeting.
+  __device__ __forceinline__ u64 other_tile() const { return tile_at(epoch + 1); }
 
   // Wait for this block of all ranks; false when the kernel must end.
   __device__ bool meet(u32 phase) {
@@ -93,6 +95,10 @@ struct Sync {
   }
 
  private:
+  static __device__ __forceinline__ u64 tile_at(u32 when) {
+    return RDK_TILES + (2ull * blockIdx.x + (when & 1)) * 2 * RDK_TILE;
+  }
+
   __device__ u32 wait(u64 at, u64 word, u32 peer, u32 phase) {
     u64 got = seen(at), since = 0;
     for (u32 polls = 1; (int)((u32)got - (u32)word) < 0; ++polls, got = seen(at)) {

@@ -21,6 +21,7 @@ from rdmakit import (
     Communicator,
     CommunicatorClosed,
     Config,
+    InvalidArgument,
     Kind,
     SetupError,
     TransferTimeout,
@@ -32,11 +33,11 @@ from tests.conformance.values import DTYPES, OPS, check
 
 WORLD = load_mpi().COMM_WORLD
 RANK, SIZE = WORLD.Get_rank(), WORLD.Get_size()
-BIG = 300_001
+BIG = 200_001
 
 
 def say(*words: object) -> None:
-    print(f"[{RANK}]", *words, flush=True)
+    os.write(1, f"[{RANK}] {' '.join(map(str, words))}\n".encode())  # one write: one line
 
 
 def segments() -> list[Path]:
@@ -57,9 +58,8 @@ def results(comm: Communicator) -> None:
             cases: list[Any] = [(count, "float32", SUM) for count in (0, 1, 7, 5003)]
             if algorithm != "one-shot":
                 cases.append((BIG, "float32", SUM))
-            for dtype in DTYPES:
-                if algorithm != "mpi" or dtype != "float16":
-                    cases += [(1000, dtype, op) for op in (OPS if reduces else (SUM,))]
+            for dtype in DTYPES if algorithm == "hierarchical" else ("int64",):
+                cases += [(1000, dtype, op) for op in (OPS if reduces else (SUM,))]
             for number, (count, dtype, op) in enumerate(cases):
                 result = check(
                     comm, kind, count, dtype, op, algorithm=algorithm, root=number % comm.size,
@@ -91,7 +91,7 @@ def matrix() -> None:
             if ranks_per_node > SIZE or (ucx == "none" and ranks_per_node in (0, SIZE)):
                 continue
             start = time.monotonic()
-            config = Config(ucx=ucx, ranks_per_node=ranks_per_node, timeout=30, window_bytes=1 << 20)
+            config = Config(ucx=ucx, ranks_per_node=ranks_per_node, timeout=30, window_bytes=1 << 18)
             with Communicator(config=config) as comm:
                 assert comm.layout.ranks_per_node == sizes_of(SIZE, ranks_per_node)
                 assert comm.virtual == (len(comm.layout.nodes) > 1)
@@ -304,9 +304,10 @@ def timeout() -> None:
                 comm.Allreduce(x, x)
             except CommunicatorClosed as exc:
                 say(f"closed {number}:", exc)
+            comm.close()
         else:
             time.sleep(1.5)
-        comm.close()
+        # Where the last rank is, nothing has failed: it leaves the communicator open.
         WORLD.Barrier()
 
 
@@ -337,6 +338,21 @@ def quiet() -> None:
                 x = np.full(count, np.nan if RANK == 1 else 1, dtype)
                 comm.Allreduce(IN_PLACE, x, MAX, algorithm="hierarchical")
                 assert np.isnan(x).all()
+
+
+def part_of_env() -> None:
+    try:
+        Communicator()
+    except InvalidArgument as exc:
+        say("InvalidArgument:", exc)
+
+
+def open_and_close() -> None:
+    for turn in range(6):
+        with Communicator(config=Config(ranks_per_node=(1, 5)[turn % 2], timeout=20)) as comm:
+            x = np.full(100, turn + RANK)
+            comm.Allreduce(x, x, algorithm="hierarchical")
+            assert (x == SIZE * turn + SIZE * (SIZE - 1) // 2).all()
 
 
 def debian() -> None:

@@ -1,0 +1,168 @@
+"""One node collective on device memory, made ready: which kernel, with which arguments. Pure.
+
+The place in registered memory, the algorithm and all sizes are in the signature, which the kernels
+compare: ranks that disagree end with an error and not with wrong data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from rdmakit.datatypes import ReduceOp
+from rdmakit.errors import UnsupportedError
+from rdmakit.intra import device_kernels as kernels
+from rdmakit.intra.cuda_ipc import Shared
+from rdmakit.intra.device_kernels import Args, Variant, WindowLayout
+from rdmakit.intra.device_plan import algorithm_for, pieces, signature, split
+from rdmakit.plan.shape import Kind
+
+__all__ = ["DeviceArray", "Place", "Prepared", "Registration", "plan_barrier", "plan_call"]
+
+_REDUCES = (Kind.ALLREDUCE, Kind.REDUCE_SCATTER)
+
+
+class DeviceArray(Protocol):
+    """Contiguous device memory of one type. :class:`rdmakit.buffer.Buffer` is one."""
+
+    @property
+    def address(self) -> int:
+        """First byte."""
+        ...
+
+    @property
+    def count(self) -> int:
+        """Elements."""
+        ...
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Element type."""
+        ...
+
+
+class Registration:
+    """Memory that all ranks of a node have registered together. Closed by its node.
+
+    Attributes:
+        index: equal on all ranks; never used twice in a node.
+        address: this rank's memory.
+        end: the first address after it.
+    """
+
+    def __init__(self, index: int, address: int, shared: Shared) -> None:
+        self.index, self.address, self.shared = index, address, shared
+        self.end = address + shared.nbytes
+
+    def peers(self, address: int) -> list[int]:
+        """Return where every rank's memory for ``address`` of this rank's is mapped here."""
+        offset = address - self.address
+        return [base + offset for base in self.shared.addresses]
+
+
+@dataclass(frozen=True)
+class Place:
+    """What a call needs to know of its node."""
+
+    rank: int
+    size: int
+    blocks: int
+    """Largest grid."""
+    layout: WindowLayout
+    lookup: Callable[[int, int], Registration | None]
+    """Returns the registration that holds (address, nbytes)."""
+    unroll: int = 0
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A kernel and its arguments, without window, limit and error words."""
+
+    variant: Variant
+    kernel: str
+    blocks: int
+    args: Args
+    text: str
+    """What the call is, for messages."""
+
+
+def plan_barrier(rank: int, size: int, layout: WindowLayout) -> Prepared:
+    """Return the barrier of all ranks."""
+    args = Args()
+    args.signature = signature("barrier")
+    return Prepared(kernels.move_variant(1, rank, size, layout), "barrier", 1, args, "barrier")
+
+
+def plan_call(
+    place: Place, kind: Kind, send: DeviceArray, recv: DeviceArray, op: ReduceOp, root: int
+) -> Prepared:
+    """Return the call, made ready. Counts and types have been compared before.
+
+    Raises:
+        UnsupportedError: the type is not reduced on the GPU.
+    """
+    rank, size = place.rank, place.size
+    dtype = send.dtype.name
+    if kind in _REDUCES and dtype not in kernels.REDUCED_DTYPES:
+        names = ", ".join(kernels.REDUCED_DTYPES)
+        raise UnsupportedError(f"dtype {dtype} is not reduced on the GPU; one of {names}")
+    each = min(send.count, recv.count)
+    nbytes = each * send.dtype.itemsize
+    found = [
+        place.lookup(array.address, array.count * array.dtype.itemsize) if used else None
+        for array, used in (
+            (send, kind in _REDUCES),
+            (recv, kind is not Kind.REDUCE_SCATTER),
+        )
+    ]
+    needed = {Kind.ALLREDUCE: found, Kind.REDUCE_SCATTER: found[:1]}.get(kind, found[1:])
+    parts = size if kind in (Kind.REDUCE_SCATTER, Kind.ALLGATHER) else 1
+    algorithm = algorithm_for(
+        kind, size, nbytes * parts, registered=all(entry is not None for entry in needed)
+    )
+    pointers = [[0] * size, [0] * size]
+    where = []
+    for index, (entry, array) in enumerate(zip(found, (send, recv), strict=True)):
+        if algorithm == "direct" and entry is not None:
+            pointers[index] = entry.peers(array.address)
+            where.append((entry.index, array.address - entry.address))
+        pointers[index][rank] = array.address
+    text = f"{kind.value} ({algorithm}) of {each} {dtype}"
+    if kind in _REDUCES:
+        unit, text = send.dtype.itemsize, f"{text} {op.value}"
+        variant = kernels.reduce_variant(dtype, op, rank, size, place.layout, place.unroll)
+    else:
+        unit = kernels.unit_of(nbytes, *pointers[0], *pointers[1])
+        text = f"{text} from rank {root}" if kind is Kind.BROADCAST else text
+        variant = kernels.move_variant(unit, rank, size, place.layout)
+
+    args = Args()
+    args.send[:size], args.recv[:size] = pointers
+    args.count, args.root = nbytes // unit, root
+    args.signature = signature(text, nbytes, where)
+    blocks = place.blocks
+    if algorithm == "direct":
+        cut = split(_touched(kind, rank, nbytes, *pointers), args.count, unit)
+        args.head, args.packs = cut.head, cut.packs
+    else:
+        tile = place.layout.tile
+        if kind is Kind.REDUCE_SCATTER:
+            tile = tile // size // 16 * 16
+        piece, blocks = pieces(nbytes, blocks, tile)
+        args.piece = piece // unit
+    return Prepared(variant, f"{kind.value}_{algorithm}", blocks, args, text)
+
+
+def _touched(kind: Kind, rank: int, nbytes: int, sends: list[int], recvs: list[int]) -> list[int]:
+    """Return the addresses that one thread uses together."""
+    block = rank * nbytes
+    if kind is Kind.ALLREDUCE:
+        return sends + recvs
+    if kind is Kind.REDUCE_SCATTER:
+        return [*(address + block for address in sends), recvs[rank]]
+    if kind is Kind.ALLGATHER:
+        return [*(address + block for address in recvs), sends[rank]]
+    return recvs

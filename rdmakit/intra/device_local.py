@@ -1,0 +1,142 @@
+"""Kernels of one rank on its own device memory: reduce arrays into one, pack strided arrays.
+
+Stream-ordered: the calls return when the kernel is enqueued.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rdmakit.datatypes import ReduceOp
+from rdmakit.drivers import cuda, cuda_compile
+from rdmakit.drivers.cuda_driver import Launch
+from rdmakit.errors import UnsupportedError
+from rdmakit.intra import device_kernels as kernels
+from rdmakit.intra.device_plan import split
+
+__all__ = ["combine", "merge_dims", "pack", "unpack"]
+
+
+def combine(
+    device: int, dst: int, srcs: Sequence[int], count: int, dtype: str, op: ReduceOp
+) -> Launch:
+    """Return the launch of ``dst = srcs[0] op srcs[1] op ...``. Local.
+
+    float16 and bfloat16 are accumulated in float32 and rounded once. ``dst`` may be one of
+    ``srcs``; other overlaps are not allowed. More than 16 sources need several calls.
+
+    Args:
+        device: the current device's ordinal.
+        dst: address of the result.
+        srcs: addresses of 1 to 16 sources; device memory, or a peer's that is mapped here.
+        count: elements.
+        dtype: one of ``REDUCED_DTYPES``.
+        op: the reduction.
+
+    Raises:
+        UnsupportedError: the type is not served, or too many sources.
+    """
+    if dtype not in kernels.REDUCED_DTYPES:
+        raise UnsupportedError(f"dtype {dtype} is not reduced on the GPU")
+    if not 1 <= len(srcs) <= kernels.MAX_RANKS:
+        raise UnsupportedError(f"{len(srcs)} sources in one kernel; 1 to {kernels.MAX_RANKS}")
+    args = kernels.Sources()
+    cut = split((dst, *srcs), count, kernels.REDUCED_DTYPES[dtype])
+    args.dst, args.count, args.head, args.packs = dst, count, cut.head, cut.packs
+    args.src[: len(srcs)] = srcs
+    variant = kernels.local_variant(dtype, op, len(srcs))
+    return _launch(device, variant, "combine", max(cut.packs, count - cut.packs), args)
+
+
+def merge_dims(
+    shape: Sequence[int], strides: Sequence[int]
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the same elements in the same order with as few dimensions as possible. Pure.
+
+    Args:
+        shape: elements of each dimension, C order.
+        strides: bytes from one to the next; any sign, or 0.
+    """
+    merged: list[tuple[int, int]] = []
+    for n, stride in zip(shape, strides, strict=True):
+        if n == 1:
+            continue
+        if merged and merged[-1][1] == n * stride:
+            merged[-1] = (merged[-1][0] * n, stride)
+        else:
+            merged.append((n, stride))
+    merged = merged or [(1, 0)]
+    return tuple(n for n, _ in merged), tuple(stride for _, stride in merged)
+
+
+def pack(
+    device: int,
+    packed: int,
+    strided: int,
+    shape: Sequence[int],
+    strides: Sequence[int],
+    itemsize: int,
+) -> Launch:
+    """Return the launch that gathers a strided array into contiguous memory in C order. Local.
+
+    Args:
+        device: the current device's ordinal.
+        packed: address of the contiguous memory.
+        strided: address of element (0, 0, ...).
+        shape: elements of each dimension.
+        strides: bytes between elements of each dimension; negative and 0 are allowed.
+        itemsize: 1, 2, 4, 8 or 16 bytes.
+
+    Raises:
+        UnsupportedError: more dimensions than 8 after merging, or another element size.
+    """
+    return _strided(device, "pack", packed, strided, shape, strides, itemsize)
+
+
+def unpack(
+    device: int,
+    packed: int,
+    strided: int,
+    shape: Sequence[int],
+    strides: Sequence[int],
+    itemsize: int,
+) -> Launch:
+    """Return the launch that scatters contiguous memory into a strided array. See :func:`pack`.
+
+    An array with stride 0 has several elements in one place: refuse it before.
+    """
+    return _strided(device, "unpack", packed, strided, shape, strides, itemsize)
+
+
+def _strided(
+    device: int, name: str, packed: int, strided: int,
+    shape: Sequence[int], strides: Sequence[int], itemsize: int,
+) -> Launch:  # fmt: skip
+    if itemsize not in (1, 2, 4, 8, 16):
+        raise UnsupportedError(f"elements of {itemsize} bytes in a strided array")
+    if itemsize == 16:  # as two of 8
+        shape, strides, itemsize = (*shape, 2), (*strides, 8), 8
+    shape, strides = merge_dims(shape, strides)
+    if len(shape) > kernels.MAX_DIMS:
+        raise UnsupportedError(f"{len(shape)} strided dimensions; {kernels.MAX_DIMS} are served")
+    args = kernels.Strided()
+    args.packed, args.strided, args.dims = packed, strided, len(shape)
+    count = 1
+    for index, (n, stride) in enumerate(zip(reversed(shape), reversed(strides), strict=True)):
+        args.shape[index], args.stride[index] = n, stride
+        count *= n
+    args.count = count
+    return _launch(device, kernels.pack_variant(itemsize), name, count, args)
+
+
+def _launch(
+    device: int,
+    variant: kernels.Variant,
+    name: str,
+    work: int,
+    args: kernels.Sources | kernels.Strided,
+) -> Launch:
+    function = cuda_compile.get_kernel(device, variant.source, variant.options, name)
+    most = 4 * cuda.device_facts(device).sms  # four blocks of 512 threads fill an SM
+    blocks = max(1, min(most, -(-work // kernels.THREADS)))
+    return Launch(function, blocks, kernels.THREADS, args)

@@ -1,0 +1,96 @@
+"""How a node collective on device memory is done: algorithm, grid and pieces. Pure.
+
+Every answer follows from facts that are equal on all ranks of the node.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from rdmakit.drivers.cuda import DeviceFacts
+from rdmakit.intra.device_kernels import MAX_BLOCKS, THREADS
+from rdmakit.plan.shape import Kind
+
+__all__ = ["Grid", "Split", "algorithm_for", "grid_for", "pieces", "signature", "split"]
+
+_ONESHOT_BYTES = ((2, 512 << 10), (4, 256 << 10), (16, 128 << 10))
+"""(ranks up to, bytes up to): where one-shot is at least as fast as two-shot."""
+_DIRECT_BYTES = 256 << 10
+"""From here registered memory is used in place: two meetings, but no copy through a window."""
+_LEAST_PIECE = THREADS * 16
+"""Bytes below which a block's piece of a staged array is not cut: one pack for each thread."""
+_BLOCKS_PER_SM = 2
+"""Blocks of all ranks together on one SM of a shared GPU: as many as the kernels are compiled to
+fit. On a GPU of its own a rank takes half, which leaves room for other work while it waits."""
+
+
+@dataclass(frozen=True)
+class Grid:
+    """How many blocks can wait for each other at once."""
+
+    blocks: int
+    """Largest grid of one rank."""
+    sharing: int
+    """Most ranks on one GPU."""
+    resident: bool
+    """Whether all ranks' kernels run at once: one rank on each GPU, or MPS. Otherwise the GPU
+    is given to one process after another, and a meeting costs time slices."""
+
+
+def grid_for(facts: Sequence[DeviceFacts]) -> Grid:
+    """Return the grid for ranks with these devices."""
+    uuids = [entry.uuid for entry in facts]
+    sharing = max(uuids.count(uuid) for uuid in uuids)
+    resident = sharing == 1 or all(entry.mps for entry in facts)
+    from rdmakit.intra.device_kernels import _T
+    blocks = min(entry.sms * _T.get("per_sm", 1) // uuids.count(entry.uuid) for entry in facts)
+    return Grid(max(1, min(blocks, MAX_BLOCKS)), sharing, resident)
+
+
+def algorithm_for(kind: Kind, ranks: int, nbytes: int, *, registered: bool) -> str:
+    """Return ``oneshot``, ``direct`` or ``staged``.
+
+    Args:
+        kind: the collective.
+        ranks: ranks of the node.
+        nbytes: bytes of the whole array (of all ranks' blocks, for the kinds that have them).
+        registered: whether the memory that peers would address is registered.
+    """
+    if kind is Kind.ALLREDUCE:
+        if nbytes <= next(limit for most, limit in _ONESHOT_BYTES if ranks <= most):
+            return "oneshot"
+    elif nbytes < _DIRECT_BYTES:
+        return "staged"
+    return "direct" if registered else "staged"
+
+
+@dataclass(frozen=True)
+class Split:
+    """An array cut into elements before the first 16-byte boundary, whole packs, and the rest."""
+
+    head: int
+    packs: int
+
+
+def split(addresses: Iterable[int], count: int, itemsize: int) -> Split:
+    """Cut arrays at ``addresses`` alike; without packs where they are aligned differently."""
+    over = {address % 16 for address in addresses}
+    if len(over) > 1:
+        return Split(0, 0)
+    head = min((-over.pop() % 16) // itemsize, count)
+    return Split(head, (count - head) * itemsize // 16)
+
+
+def pieces(nbytes: int, blocks: int, tile: int) -> tuple[int, int]:
+    """Return (bytes of a tile to use, blocks) for an array that goes through the windows."""
+    share = -(-nbytes // blocks)
+    piece = min(tile, max(_LEAST_PIECE, -(-share // 16) * 16))
+    piece = min(piece, tile)
+    return piece, max(1, min(blocks, -(-nbytes // piece)))
+
+
+def signature(*words: object) -> int:
+    """Return 32 bits that differ, but for chance, where calls differ. Leaves room for a phase."""
+    return zlib.crc32(repr(words).encode()) & 0xFFFFFFF0

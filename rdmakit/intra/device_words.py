@@ -1,0 +1,62 @@
+"""What kernels report, and what a person should know about the devices, in words. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from rdmakit.drivers.cuda import DeviceFacts
+from rdmakit.errors import (
+    CollectiveMismatch,
+    PeerLost,
+    RdmaKitError,
+    TransferTimeout,
+    TransportError,
+)
+from rdmakit.intra.device_kernels import Word
+from rdmakit.intra.device_plan import Grid
+
+__all__ = ["explain", "notes_on"]
+
+_CALL = 0xFFFFFFF0  # the rest of a signature is the phase
+
+
+def explain(
+    words: Sequence[int] | memoryview, calls: Mapping[int, str], rank: int, timeout: float
+) -> RdmaKitError:
+    """Return the error that a kernel has written into the host's words.
+
+    Args:
+        words: the words; see :class:`rdmakit.intra.device_kernels.Word`.
+        calls: this rank's calls by signature.
+        rank: this rank in the node.
+        timeout: seconds the kernels wait.
+    """
+    state, peer, phase = words[Word.STATE], words[Word.PEER], words[Word.PHASE]
+    call = calls.get(words[Word.WANT] & _CALL, "a collective")
+    where = f"local rank {rank}: {call}, meeting {phase}"
+    if state == Word.TIMED_OUT:
+        return TransferTimeout(f"{where}: local rank {peer} did not come within {timeout:g} s")
+    if state == Word.MISMATCH:
+        theirs = calls.get(words[Word.GOT] & _CALL, "something that this rank never called")
+        return CollectiveMismatch(f"{where}: local rank {peer} called {theirs}")
+    if state == Word.TOLD:
+        return PeerLost(f"{where}: local rank {peer} has reported a failure")
+    return TransportError(f"{where}: aborted while waiting for local rank {peer}")
+
+
+def notes_on(facts: Sequence[DeviceFacts], grid: Grid) -> tuple[str, ...]:
+    """Return what a person should know about the devices of a node."""
+    notes = []
+    if grid.sharing > 1:
+        notes.append(
+            f"{grid.sharing} ranks share one GPU ({facts[0].name}): results are right, bandwidth "
+            "figures are not a link's"
+        )
+    if not grid.resident:
+        notes.append(
+            "ranks share a GPU without MPS: the driver runs them in turn and each meeting costs "
+            "milliseconds; start it with nvidia-cuda-mps-control -d"
+        )
+    if any(entry.mig for entry in facts):
+        notes.append("MIG instances: figures are not comparable with those of a whole GPU")
+    return tuple(notes)

@@ -1,0 +1,155 @@
+"""What the rank programs share: a node of MPI's ranks, arrays of any dtype at any offset."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from rdmakit.bootstrap import MpiBootstrap
+from rdmakit.datatypes import ReduceOp
+from rdmakit.drivers import cuda
+from rdmakit.intra import device_calls
+from rdmakit.intra.device_node import DeviceNode
+from rdmakit.plan.shape import Kind
+from rdmakit.waiting import Waiter, spins_for
+
+BOOT = MpiBootstrap()
+RANK, SIZE = BOOT.rank, BOOT.size
+
+
+def say(*words: object) -> None:
+    os.write(1, f"[{RANK}] {' '.join(map(str, words))}\n".encode())
+
+
+def dtype_of(name: str) -> np.dtype[Any]:
+    if name == "bfloat16":
+        import ml_dtypes
+
+        return np.dtype(ml_dtypes.bfloat16)
+    return np.dtype(name)
+
+
+def make_node(timeout: float = 20.0, **options: int) -> DeviceNode:
+    waiter = Waiter(RANK, BOOT.host, timeout, spins_for(SIZE))
+    return DeviceNode.create(BOOT, waiter, **options)
+
+
+class Array:
+    """``count`` elements, ``offset`` elements after the start of a plain allocation."""
+
+    def __init__(self, count: int, dtype: str, offset: int = 0) -> None:
+        self.dtype, self.count = dtype_of(dtype), count
+        self.offset = offset * self.dtype.itemsize
+        self.nbytes = count * self.dtype.itemsize
+        # Guards on both sides: a store outside is seen.
+        self.memory = cuda.DeviceMemory(self.nbytes + self.offset + 512)
+        self.address = self.memory.address + 256 + self.offset
+        self._guard = np.full(self.nbytes + self.offset + 512, 0xA5, np.uint8)
+        cuda.copy_now(self.memory.address, self._guard.ctypes.data, self._guard.nbytes)
+
+    def put(self, values: np.ndarray[Any, Any]) -> None:
+        values = np.ascontiguousarray(values.astype(self.dtype))
+        assert values.nbytes == self.nbytes
+        cuda.copy_now(self.address, values.ctypes.data, self.nbytes)
+
+    def get(self) -> np.ndarray[Any, Any]:
+        """Return the elements; fails when a guard was overwritten."""
+        whole = np.empty_like(self._guard)
+        cuda.copy_now(whole.ctypes.data, self.memory.address, whole.nbytes)
+        first = 256 + self.offset
+        assert (whole[:first] == 0xA5).all(), "bytes before the array were overwritten"
+        assert (whole[first + self.nbytes :] == 0xA5).all(), "bytes after it were overwritten"
+        return whole[first : first + self.nbytes].copy().view(self.dtype)
+
+    def part(self, first: int, count: int) -> Array:
+        """Return a view of some elements, without guards of its own."""
+        view = object.__new__(Array)
+        view.dtype, view.count, view.memory = self.dtype, count, self.memory
+        view.address = self.address + first * self.dtype.itemsize
+        view.nbytes = count * self.dtype.itemsize
+        return view
+
+
+def values(rank: int, count: int, dtype: str, op: ReduceOp, *, seed: int = 0) -> Any:
+    """Return a rank's input: random, with NaN among the floats of MIN and MAX."""
+    generator = np.random.default_rng((seed, rank, count))
+    kind = dtype_of(dtype)
+    if kind.kind in "iu":
+        info = np.iinfo(kind)
+        return generator.integers(info.min, info.max, count, kind, endpoint=True)
+    data = generator.standard_normal(count)
+    if op is ReduceOp.PROD:
+        data = np.exp2(data / 4)
+    if op in (ReduceOp.MIN, ReduceOp.MAX):
+        data[generator.random(count) < 0.05] = np.nan
+    return data.astype(kind)
+
+
+_UFUNC = {
+    ReduceOp.SUM: np.add, ReduceOp.PROD: np.multiply,
+    ReduceOp.MAX: np.maximum, ReduceOp.MIN: np.minimum,
+}  # fmt: skip
+
+
+def reduced(inputs: list[Any], op: ReduceOp) -> Any:
+    """Return the reduction in rank order, halves in float32 and rounded once."""
+    kind = inputs[0].dtype
+    wide = np.float32 if kind.name in ("float16", "bfloat16") else kind
+    total = inputs[0].astype(wide)
+    with np.errstate(all="ignore"):
+        for values_ in inputs[1:]:
+            total = _UFUNC[op](total, values_.astype(wide))
+        return total.astype(kind)
+
+
+def same(got: Any, want: Any, what: object) -> None:
+    """Compare bit by bit, but for the payload of NaN."""
+    if got.dtype.kind not in "iu":
+        nan = got != got
+        assert (nan == (want != want)).all(), f"{what}: NaN in other places"
+        got, want = got.copy(), want.copy()
+        got[nan], want[nan] = 0, 0
+    bad = np.flatnonzero(got != want)
+    assert not bad.size, (
+        f"{what}: {bad.size} of {got.size} wrong, first at {bad[0]}: {got[bad[0]]} in place of "
+        f"{want[bad[0]]}"
+    )
+
+
+@contextmanager
+def forced(algorithm: str) -> Any:
+    """Let one algorithm serve every size."""
+
+    def choose(kind: Kind, ranks: int, nbytes: int, *, registered: bool) -> str:
+        if algorithm == "oneshot" and kind is not Kind.ALLREDUCE:
+            return "staged"
+        assert registered or algorithm != "direct", "not registered"
+        return algorithm
+
+    usual = device_calls.algorithm_for
+    device_calls.algorithm_for = choose
+    try:
+        yield
+    finally:
+        device_calls.algorithm_for = usual
+
+
+def main(modes: dict[str, Callable[..., None]]) -> None:
+    """Run the modes named on the command line; a failure on one rank ends the job."""
+    try:
+        for mode in sys.argv[1:]:
+            name, _, argument = mode.partition("=")
+            BOOT.barrier()
+            modes[name](*filter(None, [argument]))
+            BOOT.barrier()
+            if RANK == 0:
+                say("ok", mode)
+    except BaseException:
+        say(traceback.format_exc())
+        BOOT.abort(3)

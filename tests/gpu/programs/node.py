@@ -1,0 +1,473 @@
+"""What ranks do in tests/gpu/test_device_node.py: node.py MODE..."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import cupy
+import numpy as np
+import pytest
+
+from rdmakit.datatypes import MAX, MIN, PROD, SUM, ReduceOp
+from rdmakit.drivers.cuda import activate, current_device
+from rdmakit.errors import (
+    CollectiveMismatch,
+    PeerLost,
+    RdmaKitError,
+    SetupError,
+    TransferTimeout,
+    UnsupportedError,
+)
+from rdmakit.intra import cuda_ipc
+from rdmakit.intra.device_kernels import REDUCED_DTYPES
+from rdmakit.intra.device_local import combine, pack, unpack
+from rdmakit.intra.device_node import DeviceNode
+from rdmakit.plan.shape import Kind
+from tests.gpu.programs.common import (
+    BOOT,
+    RANK,
+    SIZE,
+    Array,
+    forced,
+    main,
+    make_node,
+    reduced,
+    same,
+    say,
+    values,
+)  # fmt: skip
+
+KINDS = (Kind.ALLREDUCE, Kind.REDUCE_SCATTER, Kind.ALLGATHER, Kind.BROADCAST)
+
+
+def call(
+    node: DeviceNode, kind: Kind, send: Any, recv: Any, op: ReduceOp, root: int, s: Any
+) -> None:
+    if kind is Kind.ALLREDUCE:
+        node.allreduce(send, recv, op, s)
+    elif kind is Kind.REDUCE_SCATTER:
+        node.reduce_scatter(send, recv, op, s)
+    elif kind is Kind.ALLGATHER:
+        node.allgather(send, recv, s)
+    else:
+        node.broadcast(recv, root, s)
+
+
+def expected(kind: Kind, count: int, dtype: str, op: ReduceOp, root: int, seed: int) -> Any:
+    total = count * SIZE if kind is Kind.REDUCE_SCATTER else count
+    inputs = [values(r, total, dtype, op, seed=seed) for r in range(SIZE)]
+    if kind is Kind.ALLREDUCE:
+        return reduced(inputs, op)
+    if kind is Kind.REDUCE_SCATTER:
+        part = slice(RANK * count, (RANK + 1) * count)
+        return reduced([x[part] for x in inputs], op)
+    return np.concatenate(inputs) if kind is Kind.ALLGATHER else inputs[root]
+
+
+def one(
+    node: DeviceNode, kind: Kind, algorithm: str, count: int, dtype: str, op: ReduceOp,
+    offsets: tuple[int, int], *, in_place: bool, root: int = 0,
+) -> None:  # fmt: skip
+    """One collective on fresh arrays, bit by bit."""
+    seed = count * 31 + len(dtype)
+    outer = count * (SIZE if kind is Kind.REDUCE_SCATTER else 1)
+    wide = count * (SIZE if kind is Kind.ALLGATHER else 1)
+    mine = values(RANK, outer, dtype, op, seed=seed)
+    owned = []
+    if kind is Kind.BROADCAST:
+        send = recv = Array(count, dtype, offsets[1])
+        recv.put(mine)
+        owned = [recv]
+    elif in_place and kind is Kind.ALLREDUCE:
+        send = recv = Array(count, dtype, offsets[0])
+        send.put(mine)
+        owned = [send]
+    elif in_place and kind is Kind.REDUCE_SCATTER:
+        send = Array(outer, dtype, offsets[0])
+        send.put(mine)
+        recv = send.part(RANK * count, count)
+        owned = [send]
+    elif in_place:
+        recv = Array(wide, dtype, offsets[1])
+        send = recv.part(RANK * count, count)
+        send.put(mine)
+        owned = [recv]
+    else:
+        send, recv = Array(outer, dtype, offsets[0]), Array(wide, dtype, offsets[1])
+        send.put(mine)
+        owned = [send, recv]
+    entries = []
+    if algorithm == "direct":
+        entries = [node.register(a.address, a.nbytes, a) for a in owned]
+    stream = cupy.cuda.Stream(non_blocking=True)
+    with forced(algorithm):
+        call(node, kind, send, recv, op, root, stream)
+    node.wait(stream)
+    want = expected(kind, count, dtype, op, root, seed)
+    if in_place and kind is Kind.REDUCE_SCATTER:
+        got = send.get()[RANK * count : (RANK + 1) * count]
+    else:
+        got = recv.get()
+    same(got, want, (kind.value, algorithm, count, dtype, op.value, offsets, in_place, root))
+    if send is not recv and not in_place:
+        same(send.get(), mine, ("the input was changed", kind.value, algorithm))
+    for entry in entries:
+        node.unregister(entry)
+    BOOT.barrier()
+    for array in owned:
+        array.memory.close()
+
+
+def conformance(which: str = "some") -> None:
+    """Every kind, algorithm, dtype and op; counts and offsets that leave ragged ends."""
+    node = make_node(tile=4096)  # many tiles in small arrays
+    big = 8 * node.grid.blocks * 4096 // 8 + 5 if which == "all" else 30_011
+    cases = 0
+    for kind in KINDS:
+        reduces = kind in (Kind.ALLREDUCE, Kind.REDUCE_SCATTER)
+        pairs: list[tuple[str, ReduceOp]]
+        if not reduces:
+            pairs = [("float32", SUM), ("int8", SUM)]
+        elif which == "all":
+            pairs = [(dtype, op) for dtype in REDUCED_DTYPES for op in ReduceOp]
+        else:
+            pairs = [(dtype, SUM) for dtype in REDUCED_DTYPES]
+            pairs += [("float32", op) for op in (PROD, MAX, MIN)]
+        algorithms = ("oneshot", "direct", "staged") if kind is Kind.ALLREDUCE else (
+            "direct", "staged"
+        )  # fmt: skip
+        for dtype, op in pairs:
+            for algorithm in algorithms:
+                settings: list[tuple[int, tuple[int, int], bool]] = [
+                    (1, (0, 0), False), (7, (1, 1), True), (1000, (3, 3), False),
+                    (4099, (0, 1), False), (big if dtype == "float32" else 5003, (0, 0), True),
+                ]  # fmt: skip
+                if dtype == "float32" and op is SUM:
+                    settings += [(big, (2, 2), False), (big, (1, 2), False), (16, (0, 0), True)]
+                for count, offsets, in_place in settings:
+                    if algorithm == "oneshot" and count * 8 > node.grid.blocks * 4096:
+                        continue
+                    root = cases % SIZE
+                    one(node, kind, algorithm, count, dtype, op, offsets,
+                        in_place=in_place, root=root)  # fmt: skip
+                    cases += 1
+    node.close()
+    if RANK == 0:
+        say(cases, "cases", node.grid, *node.notes)
+
+
+def local() -> None:
+    """Combine and pack on this rank alone."""
+    device = current_device()
+    activate(device)
+    for dtype in REDUCED_DTYPES:
+        for n, count, offset in ((2, 1000, 0), (3, 777, 1), (16, 5000, 0)):
+            inputs = [values(r, count, dtype, SUM) for r in range(n)]
+            arrays = [Array(count, dtype, offset) for _ in range(n)]
+            for array, data in zip(arrays, inputs, strict=True):
+                array.put(data)
+            combine(device, arrays[0].address, [a.address for a in arrays], count, dtype, SUM)(0)
+            same(arrays[0].get(), reduced(inputs, SUM), (dtype, n, count))
+    for itemsize, dtype in (
+        (1, "int8"),
+        (2, "int16"),
+        (4, "int32"),
+        (8, "int64"),
+        (16, "complex128"),
+    ):
+        whole = cupy.arange(6 * 10 * 14).astype(dtype).reshape(6, 10, 14)
+        views = (whole[::2], whole.T, whole[::-1, 1:9:3], whole[:, :, ::-2], whole[1:2, 3, ::5])
+        for view in views:
+            packed = cupy.zeros(view.shape, dtype)
+            shape, strides = view.shape, view.strides
+            pack(device, packed.data.ptr, view.data.ptr, shape, strides, itemsize)(0)
+            assert (packed.get() == view.get()).all(), (dtype, shape, strides)
+            back = cupy.zeros_like(whole)
+            at = back.data.ptr + view.data.ptr - whole.data.ptr
+            unpack(device, packed.data.ptr, at, shape, strides, itemsize)(0)
+            assert int((back != 0).sum()) == int((view != 0).sum())
+            assert (
+                cupy.ndarray(shape, dtype, back.data + (at - back.data.ptr), strides) == view
+            ).all()
+
+
+def chained() -> None:
+    """REPORTS 11: 50 all-reduces in a row, every element looked at."""
+    node = make_node()
+    for register in (False, True):
+        count = 1_000_003
+        array = Array(count, "float64")
+        array.put(np.arange(count) % 5 + RANK)
+        entry = node.register(array.address, array.nbytes, array) if register else None
+        stream = cupy.cuda.Stream(non_blocking=True)
+        for _ in range(50):
+            node.allreduce(array, array, SUM, stream)
+        node.wait(stream)
+        first = SIZE * (np.arange(count) % 5) + SIZE * (SIZE - 1) // 2
+        same(array.get(), first * float(SIZE) ** 49, ("chained", register))
+        if entry is not None:
+            node.unregister(entry)
+    node.close()
+
+
+_SLOW = cupy.RawKernel(
+    r"""
+extern "C" __global__ void slow(float* x, int n, float value, long long cycles) {
+  const long long until = clock64() + cycles;
+  while (clock64() < until) {}
+  for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += gridDim.x * blockDim.x)
+    x[i] = value;
+}
+""",
+    "slow",
+)
+
+
+def producer() -> None:
+    """REPORTS 10: a long kernel writes the input, the collective is called at once."""
+    node = make_node()
+    for count, register in ((3001, False), (600_001, False), (600_001, True)):
+        x, y = Array(count, "float32"), Array(count, "float32")
+        entries = [node.register(a.address, a.nbytes, a) for a in (x, y) if register]
+        stream = cupy.cuda.Stream(non_blocking=True)
+        bad = cupy.zeros(1, cupy.int64)
+        view = cupy.ndarray(count, cupy.float32, cupy.cuda.MemoryPointer(
+            cupy.cuda.UnownedMemory(y.address, y.nbytes, y), 0))  # fmt: skip
+        with stream:
+            for turn in range(100):
+                value = float(turn + RANK)
+                cycles = 400_000 if turn % SIZE == RANK else 1000
+                _SLOW((8,), (256,), (np.uint64(x.address), np.int32(count), np.float32(value),
+                                     np.int64(cycles)))  # fmt: skip
+                node.allreduce(x, y, SUM, stream)
+                want = SIZE * turn + SIZE * (SIZE - 1) // 2
+                bad += (view != want).sum()
+        node.wait(stream)
+        assert not int(bad[0]), (count, register, int(bad[0]))
+        for entry in entries:
+            node.unregister(entry)
+    node.close()
+
+
+def stale(rounds: str = "10000") -> None:
+    """Poison, refill and reduce at once, many rounds, small and large, mixed with each other."""
+    node = make_node()
+    x, y = Array(70_001, "float32"), Array(70_001, "float32")
+    z = Array(1001, "float32")
+    entries = [node.register(a.address, a.nbytes, a) for a in (x, y)]
+    stream = cupy.cuda.Stream(non_blocking=True)
+    bad = cupy.zeros(1, cupy.int64)
+
+    def view(array: Array) -> Any:
+        memory = cupy.cuda.UnownedMemory(array.address, array.nbytes, array)
+        return cupy.ndarray(array.count, cupy.float32, cupy.cuda.MemoryPointer(memory, 0))
+
+    vx, vy, vz = view(x), view(y), view(z)
+    check = cupy.ElementwiseKernel(
+        "float32 y, float32 want", "raw int64 bad",
+        "if (y != want) atomicAdd((unsigned long long*)&bad[0], 1ull)", "rdk_stale",
+    )  # fmt: skip
+    with stream, forced("direct"):
+        node.allreduce(x, y, SUM, stream)
+    with stream:
+        for turn in range(int(rounds)):
+            base = turn % 997
+            vy.fill(-1.0)
+            vx.fill(base + RANK)
+            with forced("direct"):
+                node.allreduce(x, y, SUM, stream)
+            check(vy, SIZE * base + SIZE * (SIZE - 1) // 2, bad)
+            vx.fill(-7.0)
+            vz.fill(base - RANK)
+            node.allreduce(z, z, SUM, stream)
+            check(vz, SIZE * base - SIZE * (SIZE - 1) // 2, bad)
+    node.wait(stream)
+    assert not int(bad[0]), int(bad[0])
+    for entry in entries:
+        node.unregister(entry)
+    node.close()
+
+
+def graph(replays: str = "1000") -> None:
+    """Captured once, replayed with changed inputs, mixed with eager calls."""
+    node = make_node()
+    count = 100_003
+    x, y, z = (Array(count, "float32") for _ in range(3))
+    entries = [node.register(a.address, a.nbytes, a) for a in (x, y)]
+    stream = cupy.cuda.Stream(non_blocking=True)
+
+    def view(array: Array) -> Any:
+        memory = cupy.cuda.UnownedMemory(array.address, array.nbytes, array)
+        return cupy.ndarray(count, cupy.float32, cupy.cuda.MemoryPointer(memory, 0))
+
+    vx, vy, vz = view(x), view(y), view(z)
+    fresh = Array(17, "int64")
+    with stream:
+        with forced("direct"):
+            node.allreduce(x, y, SUM, stream)
+        node.allreduce(y, z, MAX, stream)
+        node.wait(stream)
+        stream.begin_capture()
+        with forced("direct"):
+            node.allreduce(x, y, SUM, stream)
+        node.allreduce(y, z, MAX, stream)
+        with pytest.raises(UnsupportedError, match="not compiled"):
+            node.allreduce(fresh, fresh, PROD, stream)
+        captured = stream.end_capture()
+        bad = cupy.zeros(1, cupy.int64)
+        for turn in range(int(replays)):
+            vx.fill(turn + RANK)
+            captured.launch(stream)
+            want = SIZE * turn + SIZE * (SIZE - 1) // 2
+            bad += (vy != want).sum() + (vz != want).sum()
+            if turn % 10 == 0:
+                vx.fill(RANK)
+                node.allreduce(x, y, SUM, stream)
+                bad += (vy != SIZE * (SIZE - 1) // 2).sum()
+        node.wait(stream)
+        assert not int(bad[0]), int(bad[0])
+    for entry in entries:
+        node.unregister(entry)
+    node.close()
+
+
+def registered() -> None:
+    """REPORTS 2, 4, 5: pieces of one pool block, views of views; each block opened once."""
+    node = make_node()
+    a = cupy.full((3, 3), 1000 + RANK, cupy.float32)
+    b = cupy.arange(20, dtype=cupy.float32).reshape(4, 5) + 100 * RANK
+    c = (cupy.arange(100_000, dtype=cupy.float32) + RANK)[10:][5:]
+    cupy.cuda.Stream.null.synchronize()
+    before = len(cuda_ipc._handles())
+    entries = [node.register(x.data.ptr, x.nbytes, x) for x in (a, b, c)]
+    blocks = 1 if a.data.mem.ptr == b.data.mem.ptr else 2
+    opened = len(cuda_ipc._handles()) - before
+    assert opened <= (blocks + 1) * (SIZE - 1), opened
+    for peer in range(SIZE):
+        for entry, x, want in (
+            (entries[1], b, np.arange(20, dtype=np.float32) + 100 * peer),
+            (entries[2], c, np.arange(100_000, dtype=np.float32)[15:] + peer),
+        ):
+            at = entry.peers(x.data.ptr)[peer]
+            memory = cupy.cuda.UnownedMemory(at, x.nbytes, entry)
+            seen = cupy.ndarray(x.size, cupy.float32, cupy.cuda.MemoryPointer(memory, 0))
+            same(seen.get(), want, ("peer", peer))
+    BOOT.barrier()
+    for entry in reversed(entries):
+        node.unregister(entry)
+    assert len(cuda_ipc._handles()) == before
+    # The same address again, in a new allocation.
+    first = Array(1000, "float32")
+    old = first.address
+    entry = node.register(first.address, first.nbytes, first)
+    node.unregister(entry)
+    first.memory.close()
+    again = Array(1000, "float32")
+    again.put(np.full(1000, RANK + 1))
+    entry = node.register(again.address, again.nbytes, again)
+    with forced("direct"):
+        node.allreduce(again, again)
+    node.wait()
+    same(
+        again.get(),
+        np.full(1000, SIZE * (SIZE + 1) / 2, np.float32),
+        ("again", old == again.address),
+    )
+    node.unregister(entry)
+    node.close()
+
+
+def kinds() -> None:
+    """REPORTS 7, 8: pool and managed memory have no handle; named, and right when staged."""
+    node = make_node()
+    for name, allocator in (
+        ("stream-ordered", cupy.cuda.MemoryAsyncPool().malloc),
+        ("managed", cupy.cuda.malloc_managed),
+    ):
+        memory = allocator(4 * 300_000)
+        x = cupy.ndarray(300_000, cupy.float32, memory)
+        x.fill(RANK + 1)
+        if SIZE > 1:
+            with pytest.raises(SetupError, match=name):
+                node.register(x.data.ptr, x.nbytes, x)
+
+        class View:
+            address, count, dtype = x.data.ptr, x.size, x.dtype
+
+        node.allreduce(View(), View(), SUM, cupy.cuda.get_current_stream())
+        node.wait(cupy.cuda.get_current_stream())
+        assert (x.get() == SIZE * (SIZE + 1) // 2).all(), name
+    node.close()
+
+
+def absent() -> None:
+    """One rank does not come: the kernels of the others end within the limit and say who."""
+    node = make_node(timeout=1.0)
+    x = Array(1000, "float32")
+    began = time.monotonic()
+    if RANK:
+        node.allreduce(x, x)
+        try:
+            node.wait()
+            raise AssertionError("no error")
+        except (TransferTimeout, PeerLost) as exc:
+            say("reported:", type(exc).__name__, exc)
+        assert time.monotonic() - began < 5
+    BOOT.barrier()
+
+
+def aborted() -> None:
+    """The abort word ends a waiting kernel long before its limit."""
+    node = make_node(timeout=30.0)
+    x = Array(1000, "float32")
+    if RANK == SIZE - 1:
+        node.allreduce(x, x)
+        began = time.monotonic()
+        time.sleep(0.2)
+        node.abort()
+        try:
+            node.wait()
+            raise AssertionError("no error")
+        except RdmaKitError as exc:
+            say("reported:", type(exc).__name__, exc, round(time.monotonic() - began, 2))
+        assert time.monotonic() - began < 3
+    BOOT.barrier()
+
+
+def mismatched() -> None:
+    """Another count, type, op or place on one rank: an error on every rank, nothing written."""
+    for odd in ("count", "dtype", "op", "kind", "registered"):
+        node = make_node(timeout=2.0)
+        count = 1001 if odd == "count" and RANK == 1 else 1000
+        dtype = "int32" if odd == "dtype" and RANK == 1 else "float32"
+        op = MAX if odd == "op" and RANK == 1 else SUM
+        big = 400_000 if odd == "registered" else count
+        x, y = Array(big, dtype), Array(big, dtype)
+        y.put(np.full(big, 77))
+        if odd == "registered":
+            for a in (x, y):
+                node.register(a.address, a.nbytes, a)
+            if RANK == 1:
+                x, y = Array(big, dtype), Array(big, dtype)
+                y.put(np.full(big, 77))
+        if odd == "kind" and RANK == 1:
+            node.barrier()
+        else:
+            node.allreduce(x, y, op)
+        try:
+            node.wait()
+            raise AssertionError(f"{odd}: no error")
+        except (CollectiveMismatch, PeerLost, TransferTimeout) as exc:
+            if RANK == 0:
+                say("reported:", odd, type(exc).__name__, exc)
+        same(y.get(), np.full(big, 77, y.dtype), odd)
+        BOOT.barrier()
+
+
+if __name__ == "__main__":
+    main({
+        "conformance": conformance, "local": local, "chained": chained, "producer": producer,
+        "stale": stale, "graph": graph, "registered": registered, "kinds": kinds,
+        "absent": absent, "aborted": aborted, "mismatched": mismatched,
+    })  # fmt: skip

@@ -1,0 +1,30 @@
+"""Runs ``rdmakit bench`` with a reduction that is wrong on rank 1, or one that fails there."""
+
+import os
+import sys
+
+from rdmakit import collectives
+from rdmakit.cli import main
+from rdmakit.process.launcher import launcher_of
+
+right = collectives.reducer
+how = sys.argv.pop(1)
+
+
+def crooked(dtype, op):
+    reduce = right(dtype, op)
+
+    def wrong(dst, srcs):
+        reduce(dst, srcs)
+        if launcher_of(os.environ).rank == 1 and len(dst):
+            if how == "raise":
+                raise ZeroDivisionError("a planted error")
+            if how == "exit":
+                sys.exit(3)
+            dst[0] += 1
+
+    return wrong
+
+
+collectives.reducer = crooked
+main()

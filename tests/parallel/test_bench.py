@@ -1,0 +1,233 @@
+"""``rdmakit bench`` as users start it, with the mpirun of both families."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from rdmakit.report.schema import Row
+from tests.mpi import FAMILIES, Job, python_of, run_ranks
+
+pytestmark = pytest.mark.parallel
+PROGRAMS = Path(__file__).parent / "programs"
+QUICK = ["-e", "64K", "-f", "16", "-n", "3", "-w", "1", "--time-budget", "20"]
+
+
+def bench(n: int, *options: str, python: str | None = None, timeout: float = 90, **env: str):
+    return run_ranks(
+        n, "-m", ["rdmakit", "bench", *options], env=env, timeout=timeout, python=python
+    )
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_layer_on_two_virtual_nodes(family: str, tmp_path: Path) -> None:
+    out = tmp_path / "bench.json"
+    python = python_of(family)
+    result = bench(4, *QUICK, "--ranks-per-node", "2", "--output", str(out), python=python)
+    assert result.rc == 0, result.out
+    assert not result.left
+    data = json.loads(out.read_text())
+    rows = msgspec.convert(data["rows"], list[Row])
+    assert data["schema"] == "rdmakit.bench/1"
+    assert {row.layer for row in rows} == {"memory", "intra", "inter", "allreduce"}
+    assert not [row for row in rows if row.wrong]
+    checked = [row for row in rows if row.layer != "memory" and not row.skipped]
+    assert len(checked) > 30
+    assert all(row.wrong == 0 for row in checked)
+    names = {row.algorithm for row in rows if row.layer == "allreduce"}
+    assert names == {"auto", "hierarchical", "ring", "mpi"}
+    lanes = {row.transport for row in rows if row.layer == "inter" and not row.skipped}
+    assert all(lane.startswith("tcp/") for lane in lanes), lanes
+    for row in rows:
+        if row.layer == "allreduce" and row.algorithm == "hierarchical" and row.nbytes > 1024:
+            # Two nodes: every rank sends its shard once there and once back, S/2 in all.
+            assert row.time_us is not None
+            assert row.wire_GBps == pytest.approx(row.algbw_GBps / 2, rel=0.02)  # type: ignore[operator]
+    environment = data["environment"]
+    assert environment["layout"] == "2x2"
+    assert environment["ucx"]["version"]
+    assert environment["ucx"]["libraries"]["libucp"]
+    assert environment["mpi"]["vendor"] == {"openmpi": "Open MPI", "mpich": "MPICH"}[family]
+    for text in ("memory:", "intra:", "inter:", "allreduce:", "summary", "the limit is"):
+        assert text in result.out
+    assert "\x1b" not in result.out, "no terminal, no colours"
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("n", "per_node"), [(1, 0), (2, 0), (3, 2), (4, 1)])
+def test_other_shapes(family: str, n: int, per_node: int) -> None:
+    options = [*QUICK, "-d", "float16", "-o", "max", "--ranks-per-node", str(per_node)]
+    result = bench(n, *options, python=python_of(family))
+    assert result.rc == 0, result.out
+    assert " 0 wrong in" in result.out
+
+
+def test_without_ucx_the_mpi_channel_serves() -> None:
+    result = bench(2, *QUICK, "--ranks-per-node", "1", RDMAKIT_UCX="none")
+    assert result.rc == 0, result.out
+    assert "messages go through MPI: RDMAKIT_UCX=none" in result.out
+    assert re.search(r"pair latency +mpi/", result.out)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int32", "int64"])
+@pytest.mark.parametrize("op", ["sum", "prod", "min"])
+def test_types_and_operations(dtype: str, op: str) -> None:
+    options = [*QUICK, "--layer", "allreduce", "-d", dtype, "-o", op, "--ranks-per-node", "2"]
+    result = bench(4, *options)
+    assert result.rc == 0, result.out
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["-b", "8Q"], "'8Q' is not a size"),
+        (["-b", "1M", "-e", "8"], "above -e"),
+        (["-d", "float99"], "unknown dtype 'float99'"),
+        (["-o", "xor"], "unknown op 'xor'"),
+        (["-n", "0"], "-n 0: at least 1"),
+        (["--frobnicate"], "No such option"),
+        (["--ranks-per-node", "-1"], "0 or more"),
+    ],
+)
+def test_bad_usage_is_told_once(family: str, options: list[str], says: str) -> None:
+    result = bench(3, *options, python=python_of(family), timeout=30)
+    assert result.rc == 2, result.out
+    assert result.out.count(says) == 1, result.out
+    assert "Traceback" not in result.out
+    assert not result.left
+
+
+def test_a_variable_not_understood_is_told_once() -> None:
+    result = bench(2, RDMAKIT_TIMEOUT="soon")
+    assert result.rc == 2
+    assert result.out.count("RDMAKIT_TIMEOUT='soon'") == 1
+
+
+def test_help_is_printed_once() -> None:
+    result = bench(3, "--help")
+    assert result.rc == 0
+    assert result.out.count("Usage: rdmakit bench") == 1
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_wrong_values_are_an_error(family: str) -> None:
+    options = ["-e", "64K", "-b", "64K", "--layer", "allreduce", "--algorithm", "hierarchical"]
+    program = PROGRAMS / "bench_wrong.py"
+    result = run_ranks(2, program, ["add", "bench", *options], python=python_of(family))
+    assert result.rc == 1, result.out
+    wrong = re.search(r"values: (\d+) wrong in 1 checked rows", result.out)
+    assert wrong, result.out
+    assert int(wrong[1]) >= 1, result.out
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("how", "says"), [("raise", "ZeroDivisionError"), ("exit", "SystemExit")])
+def test_an_error_in_one_rank_ends_the_run(family: str, how: str, says: str) -> None:
+    options = ["-e", "64K", "--layer", "allreduce", "--algorithm", "hierarchical"]
+    program = PROGRAMS / "bench_wrong.py"
+    result = run_ranks(2, program, [how, "bench", *options], python=python_of(family), timeout=40)
+    assert result.rc not in (0, None), result.out
+    assert not result.timed_out
+    assert says in result.out
+    assert "rank 1 (host" in result.out
+    assert not result.left
+
+
+LONG = [
+    "-m",
+    [
+        "rdmakit",
+        "bench",
+        "-b",
+        "1M",
+        "-e",
+        "64M",
+        "--time-budget",
+        "60",
+        "-n",
+        "1000",
+        "--layer",
+        "allreduce",
+        "--algorithm",
+        "hierarchical",
+        "--ranks-per-node",
+        "2",
+    ],
+]
+
+
+def started(family: str, tmp_path: Path, **env: str) -> tuple[Job, Path]:
+    out = tmp_path / "bench.json"
+    job = Job(4, LONG[0], [*LONG[1], "--output", str(out)], env=env, python=python_of(family))
+    end = time.monotonic() + 40
+    while not out.exists():
+        assert time.monotonic() < end, job.wait(0).out
+        time.sleep(0.05)
+    time.sleep(0.3)
+    return job, out
+
+
+def ranks_of(job: Job) -> list[int]:
+    found = []
+    for pid in job.processes():
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        if b"rdmakit" in words and b"bench" in words and b"mpirun" not in words[0]:
+            found.append(pid)
+    return [
+        pid
+        for pid in sorted(found)
+        if b"python" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0]
+    ]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_interrupt_leaves_what_there_is(family: str, tmp_path: Path) -> None:
+    job, out = started(family, tmp_path)
+    job.mpirun.send_signal(signal.SIGINT)
+    result = job.wait(60)
+    assert not result.timed_out, result.out
+    assert not result.left
+    assert result.rc != 0
+    rows = json.loads(out.read_text())["rows"]
+    assert rows
+    assert "allreduce: the whole job" in result.out
+    if family == "mpich":  # Open MPI drops what ranks print after the signal
+        assert "summary of what was measured until the interrupt" in result.out
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    ("rank", "number"),
+    [(1, signal.SIGKILL), (0, signal.SIGKILL), (1, signal.SIGSTOP), (0, signal.SIGSTOP)],
+)
+def test_a_rank_that_dies_or_stops(family: str, rank: int, number: int, tmp_path: Path) -> None:
+    job, _ = started(family, tmp_path, RDMAKIT_TIMEOUT="4")
+    victim = ranks_of(job)[rank]
+    os.kill(victim, number)
+    result = job.wait(job_limit(job, 45))
+    assert not result.timed_out, result.out
+    assert result.rc != 0
+    assert not result.left
+    assert re.search(r"rank \d \(host \S+\): .*(allreduce|bench)", result.out), result.out
+    assert not list(Path("/dev/shm").glob("rdmakit-*"))
+
+
+def job_limit(job: Job, seconds: float) -> float:
+    return time.monotonic() - job.started + seconds
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_mpirun_is_killed(family: str, tmp_path: Path) -> None:
+    job, _ = started(family, tmp_path)
+    job.mpirun.kill()
+    result = job.wait(job_limit(job, 20))
+    assert not result.left, "ranks outlived their launcher"
+    assert not list(Path("/dev/shm").glob("rdmakit-*"))

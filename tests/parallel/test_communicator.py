@@ -1,0 +1,187 @@
+"""The communicator between real processes, under the mpirun of both families.
+
+tests/parallel/programs/communicator.py has what the ranks do.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from tests.mpi import FAMILIES, Result, python_of, run_ranks
+
+pytestmark = pytest.mark.parallel
+
+PROGRAM = Path(__file__).parent / "programs" / "communicator.py"
+DEBIAN = Path("/usr/bin/mpirun.openmpi")
+
+
+@pytest.fixture(params=FAMILIES)
+def family(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_stays_in_shared_memory() -> Iterator[None]:
+    before = leftovers()
+    yield
+    left = leftovers() - before
+    assert not left, left
+
+
+def leftovers() -> set[str]:
+    """Return our segments whose makers are gone: other tests may be running."""
+    found = set()
+    for path in Path("/dev/shm").glob("rdmakit-*"):
+        if not Path("/proc", path.name.split("-")[2]).exists():
+            found.add(path.name)
+    return found
+
+
+def run(family: str, n: int, mode: str, env: Mapping[str, str] | None = None) -> Result:
+    result = run_ranks(n, PROGRAM, [mode], env, timeout=60, python=python_of(family))
+    assert result.rc == 0, result.out
+    assert result.out.count("] end\n") == n, result.out
+    assert not result.left
+    return result
+
+
+def told(result: Result, what: str) -> list[str]:
+    """Return what each rank said after ``what``, by rank."""
+    lines = [line for line in result.out.splitlines() if f"] {what}" in line]
+    return [line.partition(f"] {what}")[2].strip() for line in sorted(lines)]
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 4])
+def test_results(family: str, n: int) -> None:
+    """Nodes of all, 1, 2 and 3 ranks, over UCX and over MPI, in one job."""
+    result = run(family, n, "matrix")
+    assert len(told(result, "ok auto")) == min(n, 3) + 1
+    if n > 1:
+        assert any(line.startswith("1 tcp") for line in told(result, "ok auto")), result.out
+        assert any(line.startswith("1 mpi") for line in told(result, "ok none")), result.out
+
+
+def test_another_version_on_one_rank(family: str) -> None:
+    texts = told(run(family, 3, "version"), "SetupError:")
+    assert len(texts) == 3
+    assert set(texts) == {texts[0]}
+    assert "rdmakit: " in texts[0]
+    assert "'9.9.9' on rank(s) [1]" in texts[0]
+
+
+def test_nodes_named_by_hand(family: str) -> None:
+    run(family, 3, "node_id")
+
+
+def test_shared_memory_that_is_too_small(family: str) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("a small /dev/shm needs a mount namespace, and that needs root")
+    result = run(family, 2, "small_shm")
+    if why := told(result, "no namespace:"):
+        pytest.skip(f"no mount namespace here: {why[0]}")
+    texts = told(result, "SetupError:")
+    assert len(texts) == 2
+    for text in texts:
+        assert "/dev/shm has 1048576 bytes free and this rank needs" in text
+        assert "RDMAKIT_WINDOW" in text
+
+
+def test_two_at_once(family: str) -> None:
+    run(family, 4, "two")
+
+
+def test_over_a_part_of_the_job(family: str) -> None:
+    assert run(family, 3, "part").seconds < 15
+
+
+@pytest.mark.parametrize("turn", range(10))
+def test_left_open_at_exit(family: str, turn: int) -> None:
+    result = run(family, 2, "left_open")
+    assert "rdmakit:" not in result.out
+    assert "ERROR" not in result.out
+
+
+def test_dropped_without_close(family: str) -> None:
+    run(family, 3, "dropped")
+
+
+def test_operations_bound_to_mpi(family: str) -> None:
+    texts = told(run(family, 3, "bound_mpi"), "mismatch:")
+    assert len(texts) == 3
+    assert len(set(texts)) == 1
+    assert "call 3: allreduce count=3" in texts[0]
+
+
+def test_calls_that_differ(family: str) -> None:
+    texts = told(run(family, 3, "mismatch"), "mismatch:")
+    assert len(texts) == 6
+    for text in texts:
+        assert text.startswith("2 rank(s): call 2: allreduce")
+        assert "but rank 2: call 2: allreduce count=10 dtype=float64 op=max" in text
+
+
+def test_a_rank_that_does_not_come(family: str) -> None:
+    """The others name it, their communicator is closed, and the job still ends well."""
+    result = run(family, 3, "timeout")
+    for number in range(4):
+        texts = told(result, f"timeout {number}:")
+        assert len(texts) == 2, result.out
+        assert all("allreduce/hierarchical" in text for text in texts)
+        assert any("rank 2" in text.partition(":")[2] for text in texts), texts
+        closed = told(result, f"closed {number}:")
+        assert len(closed) == 2
+        assert all("unusable: TransferTimeout" in text for text in closed)
+
+
+def test_memory_that_comes_and_goes(family: str) -> None:
+    places = told(run(family, 2, "memory"), "places")
+    assert all(int(number) < 25 for number in places), "no address came twice: nothing was tested"
+
+
+def test_no_warning_from_inside(family: str) -> None:
+    run(family, 2, "quiet", {"PYTHONWARNINGS": "error::RuntimeWarning,error::DeprecationWarning"})
+
+
+def test_checking_and_settings_from_the_environment(family: str) -> None:
+    env = {"RDMAKIT_CHECK": "1", "RDMAKIT_WINDOW": "64K", "RDMAKIT_TIMEOUT": "30"}
+    run(family, 2, "two", env)
+
+
+@pytest.mark.parametrize("variable", ["RDMAKIT_UCX", "RDMAKIT_WINDOW", "RDMAKIT_CHECK"])
+def test_a_variable_that_is_not_understood(family: str, variable: str) -> None:
+    result = run_ranks(
+        1, PROGRAM, ["part_of_env"], {variable: "perhaps"}, timeout=30, python=python_of(family)
+    )
+    assert result.rc == 0, result.out
+    assert f"InvalidArgument: {variable}=" in result.out
+
+
+def test_many_ranks_open_and_close(family: str) -> None:
+    """Who is through the last barrier first closes while others still wait for it."""
+    run(family, 12, "open_and_close")
+
+
+def test_the_distribution_open_mpi(tmp_path: Path) -> None:
+    """Debian's Open MPI with this environment's mpi4py: MPI carries the messages, and says why."""
+    if not DEBIAN.is_file():
+        pytest.skip(f"{DEBIAN} is not installed (Debian and Ubuntu: openmpi-bin)")
+    library = next(iter(sorted(Path("/usr/lib").glob("*/libmpi.so.40"))), None)
+    if library is None:
+        pytest.skip("no libmpi.so.40 under /usr/lib beside mpirun.openmpi")
+    if shutil.which("ompi_info.openmpi") is None and not Path("/usr/bin/ompi_info").exists():
+        pytest.skip("mpirun.openmpi is there but Open MPI's own tools are not")
+    result = run_ranks(
+        4, PROGRAM, ["debian"], {"MPI4PY_LIBMPI": str(library)}, timeout=90, python=sys.executable,
+        mpirun=DEBIAN, mpirun_args=["--oversubscribe", "--bind-to", "none"],
+    )  # fmt: skip
+    assert result.rc == 0, result.out
+    assert result.out.count("] end\n") == 4, result.out
+    assert "Open MPI" in told(result, "vendor")[0]
+    assert told(result, "channel") == ["mpi"], result.out
+    assert "messages go through MPI, since UCX cannot be used" in told(result, "notes")[0]

@@ -1,0 +1,252 @@
+"""The parts of the benchmark that need no ranks."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from rdmakit.bench import values
+from rdmakit.bench.budget import Budget, planned
+from rdmakit.bench.measure import Group, measure
+from rdmakit.bench.options import Options
+from rdmakit.bench.statistics import bus_factor, rate, times_of
+from rdmakit.bench.summary import summarize
+from rdmakit.config import Config, format_size, parse_size
+from rdmakit.datatypes import DTYPES, ReduceOp
+from rdmakit.errors import InvalidArgument, UnsupportedError
+from rdmakit.memory import run_threads
+from rdmakit.report.files import ResultFile
+from rdmakit.report.schema import Result, Row, Times
+
+GIVEN = {
+    "begin": "8",
+    "end": "64M",
+    "factor": 2,
+    "iterations": 20,
+    "warmup": 5,
+    "check": 1,
+    "op": "sum",
+    "dtype": "float32",
+    "layers": (),
+    "algorithms": (),
+    "time_budget": 36.0,
+    "output": None,
+    "quiet": False,
+}
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("8", 8),
+        ("64K", 65536),
+        ("64k", 65536),
+        ("64KB", 65536),
+        ("64KiB", 65536),
+        ("1.5M", 3 << 19),
+        ("1G", 1 << 30),
+        (" 2m ", 2 << 20),
+        ("0", 0),
+        ("1T", 1 << 40),
+    ],
+)
+def test_sizes(text: str, size: int) -> None:
+    assert parse_size(text) == size
+    assert parse_size(format_size(size)) == size
+
+
+@pytest.mark.parametrize("text", ["8Q", "", "M", "-1", "1.3", "1e6", "8 8", "0x10", "nan"])
+def test_not_sizes(text: str) -> None:
+    with pytest.raises(InvalidArgument):
+        parse_size(text)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"begin": "8Q"}, "-b: '8Q'"),
+        ({"begin": "1M", "end": "8"}, "above -e"),
+        ({"begin": "2"}, "-b 2: at least 4"),
+        ({"factor": 1}, "-f 1"),
+        ({"iterations": 0}, "-n 0"),
+        ({"warmup": -1}, "-w -1"),
+        ({"op": "xor"}, "unknown op"),
+        ({"dtype": "float99"}, "unknown dtype"),
+        ({"layers": ("nvlink",)}, "--layer 'nvlink'"),
+        ({"algorithms": ("magic",)}, "--algorithm 'magic'"),
+        ({"time_budget": 0.0}, "--time-budget"),
+        ({"output": "x.txt"}, "name ends in"),
+        ({"output": "/no/such/folder/x.json"}, "folder does not exist"),
+    ],
+)
+def test_bad_options_name_the_option(change: dict[str, object], says: str) -> None:
+    with pytest.raises(InvalidArgument, match=says.replace("(", "\\(")):
+        Options.of(**{**GIVEN, **change})  # type: ignore[arg-type]
+
+
+def test_types_that_reductions_lack_are_refused_by_name() -> None:
+    with pytest.raises(UnsupportedError, match="complex64"):
+        Options.of(**{**GIVEN, "dtype": "complex64"})  # type: ignore[arg-type]
+
+
+def test_sizes_are_whole_elements() -> None:
+    options = Options.of(**{**GIVEN, "begin": "9", "end": "80", "dtype": "float64"})  # type: ignore[arg-type]
+    assert options.sizes() == [8, 16, 32, 72]
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("RDMAKIT_TIMEOUT", "soon"),
+        ("RDMAKIT_TIMEOUT", "0"),
+        ("RDMAKIT_UCX", "best"),
+        ("RDMAKIT_CHECK", "maybe"),
+        ("RDMAKIT_RANKS_PER_NODE", "-1"),
+        ("RDMAKIT_WINDOW", "1K"),
+    ],
+)
+def test_bad_settings_name_the_variable(name: str, text: str) -> None:
+    with pytest.raises(InvalidArgument, match=name):
+        Config.from_env({name: text})
+
+
+def test_settings_follow_the_first_rank_unless_chosen() -> None:
+    first = Config.from_env({"RDMAKIT_TIMEOUT": "9", "RDMAKIT_CHECK": "1"})
+    other = Config.from_env({"RDMAKIT_WINDOW": "1M", "RDMAKIT_NODE_ID": "x"})
+    got = other.following(first.shared())
+    assert (got.timeout, got.check, got.window_bytes, got.node_id) == (9.0, True, 1 << 20, "x")
+
+
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=str)
+@pytest.mark.parametrize("op", ReduceOp)
+@pytest.mark.parametrize("ranks", [1, 2, 3, 8, 64])
+def test_expected_values_are_exact_and_a_wrong_one_is_found(dtype, op, ranks) -> None:
+    count = 3001
+    arrays = []
+    for rank in range(ranks):
+        array = np.empty(count, dtype)
+        values.fill(array, rank, op)
+        arrays.append(array)
+    ufunc = {"sum": np.add, "prod": np.multiply, "max": np.maximum, "min": np.minimum}[op.value]
+    with np.errstate(over="ignore"):
+        total = ufunc.reduce(np.array(arrays, dtype=np.float64 if dtype.kind == "f" else dtype))
+    if dtype == np.float16 and np.abs(total).max() > 2048:
+        pytest.skip("64 ranks of this op pass float16's exact integers")
+    period = values.expected(ranks, dtype, op)
+    assert values.count_wrong(total.astype(dtype), period) == 0
+    total[1234] += 1
+    assert values.count_wrong(total.astype(dtype), period) == 1
+    part = np.empty(100, dtype)
+    values.fill(part, 2, op, start=777)
+    np.testing.assert_array_equal(part, np.resize(values.block(2, dtype, op), 877)[777:])
+
+
+def test_statistics() -> None:
+    times = times_of([3e-6, 1e-6, 2e-6])
+    assert (times.min, times.median, times.max) == (1.0, 2.0, 3.0)
+    assert rate(1e6, 1000.0) == 1.0
+    assert bus_factor("allreduce", 4) == 1.5
+    assert bus_factor("allgather", 4) == 0.75
+    assert bus_factor("allreduce", 1) == 1.0
+    assert bus_factor("pair one-way", 2) == 1.0
+
+
+def test_budget_keeps_every_third_size_when_time_is_short() -> None:
+    now = [0.0]
+    sizes = [1 << i for i in range(9)]
+    rows = planned(sizes) * 2
+    assert [row.nbytes for row in rows[:9] if row.kept] == [4, 32, 256]
+    budget = Budget(7.0, rows, clock=lambda: now[0])
+    made = []
+    for row in rows:
+        budget.begin()
+        if budget.worth():
+            made.append(row.nbytes)
+            now[0] += 1.0
+            budget.end(made=True)
+        else:
+            budget.end(made=False)
+    assert now[0] <= 7.0
+    assert {4, 32, 256} <= set(made[-3:])
+
+
+def test_measure_agrees_between_ranks() -> None:
+    def main(bootstrap):
+        calls = []
+        group = Group(bootstrap)
+        samples = measure(lambda: calls.append(0), group, iterations=7, warmup=3, allotment=1.0)
+        return samples, len(calls)
+
+    (a, calls_a), (b, calls_b) = run_threads(2, main)
+    assert a == b
+    assert calls_a == calls_b
+    assert len(a.seconds) == 7
+    assert a.batch > 1, "a call of nanoseconds is timed several at once"
+
+
+def row(layer: str, case: str, nbytes: int, median: float, **more: object) -> Row:
+    fields = {"algorithm": "", "ranks": 2, "nodes": 2, "ranks_per_node": "2x2", **more}
+    return Row(
+        layer=layer,
+        case=case,
+        nbytes=nbytes,
+        count=nbytes // 4,
+        dtype="float32",
+        wire_dtype="float32",
+        iterations=20,
+        wrong=0,
+        time_us=Times(median, median, median, median, median),
+        algbw_GBps=nbytes / median / 1e3,
+        busbw_GBps=nbytes / median / 1e3,
+        **fields,  # type: ignore[arg-type]
+    )
+
+
+def test_summary_names_the_limit() -> None:
+    size = 1 << 20
+    rows = [
+        row("memory", "copy", size, 100.0),
+        row("memory", "add", size, 100.0),
+        row("intra", "reduce_scatter", size, 150.0),
+        row("intra", "allgather", size, 150.0),
+        row("intra", "allreduce", size, 400.0, algorithm="auto"),
+        row("inter", "pair latency", 8, 5.0, transport="tcp/eth0"),
+        row("inter", "rail allreduce", size // 2, 900.0, algorithm="hierarchical"),
+        row("allreduce", "allreduce", size, 1000.0, algorithm="hierarchical", ranks=4),
+        row("allreduce", "allreduce", size, 1500.0, algorithm="mpi", ranks=4),
+    ]
+    text = "\n".join(summarize(rows))
+    assert "50 % of what copies and adds allow" in text  # (1.5 copies + 0.5 adds) of 400 us
+    assert "the limit is inter (rail phase)" in text
+    assert "at 90 % of the slower" in text
+    assert "MPI's time / ours: 1.50 at 1M" in text
+    assert "0 wrong in 9 checked rows" in text
+    assert summarize([]) == ["values: 0 wrong in 0 checked rows"]
+
+
+@pytest.mark.parametrize("suffix", [".json", ".jsonl", ".csv"])
+def test_result_files(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"out{suffix}"
+    rows = [row("memory", "copy", 8, 1.0), row("intra", "allreduce", 8, 2.0, note='a, "b"')]
+    ResultFile(path).update(Result(environment={"x": 1}, rows=rows), final=True)
+    assert list(tmp_path.iterdir()) == [path]
+    text = path.read_text()
+    if suffix == ".json":
+        data = json.loads(text)
+        assert data["schema"] == "rdmakit.bench/1"
+        back = msgspec.convert(data["rows"], list[Row])
+        assert back == rows
+    elif suffix == ".jsonl":
+        lines = [json.loads(line) for line in text.splitlines()]
+        assert lines[0]["environment"] == {"x": 1}
+        assert msgspec.convert(lines[1:], list[Row]) == rows
+    else:
+        back = list(csv.DictReader(text.splitlines()))
+        assert [r["case"] for r in back] == ["copy", "allreduce"]
+        assert float(back[1]["time_us_median"]) == 2.0
+        assert back[1]["note"] == 'a, "b"'
