@@ -23,7 +23,8 @@ from rdmakit.errors import (
 )
 
 if TYPE_CHECKING:
-    from rdmakit.collectives import IN_PLACE, Operation
+    from rdmakit.arguments import IN_PLACE
+    from rdmakit.collectives import Operation
     from rdmakit.communicator import Communicator
     from rdmakit.config import Config
     from rdmakit.datatypes import MAX, MIN, PROD, SUM, ReduceOp
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
-    "IN_PLACE": "rdmakit.collectives",
+    "IN_PLACE": "rdmakit.arguments",
     "Operation": "rdmakit.collectives",
     "Communicator": "rdmakit.communicator",
     "Config": "rdmakit.config",

@@ -6,17 +6,16 @@ the whole.
 
 from __future__ import annotations
 
-import sys
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
-from rdmakit.buffer import Buffer, array_at, as_buffer
+from rdmakit.arguments import IN_PLACE, resolve
+from rdmakit.baseline import MPI_TYPES, mpi_call
+from rdmakit.buffer import Buffer
 from rdmakit.config import Config, format_size
-from rdmakit.datatypes import SUM, ReduceOp, dtype_of, op_of
+from rdmakit.datatypes import SUM, ReduceOp, op_of
 from rdmakit.errors import (
     CollectiveMismatch,
     CommunicatorClosed,
@@ -40,15 +39,6 @@ from rdmakit.waiting import Waiter
 __all__ = ["IN_PLACE", "Collectives", "Operation"]
 
 _BOUND_KEPT = 32
-
-
-class _InPlace:
-    def __repr__(self) -> str:
-        return "rdmakit.IN_PLACE"
-
-
-IN_PLACE = _InPlace()
-"""In place of ``sendbuf``: the input is in ``recvbuf``. mpi4py's MPI.IN_PLACE serves as well."""
 
 
 @dataclass
@@ -293,62 +283,13 @@ class Collectives:
         self._check_usable()
         op = op_of(op)
         writes = kind is not Kind.BROADCAST or self.rank != root
-        recv = as_buffer(recvbuf, "recvbuf", writable=writes)
-        if _is_in_place(sendbuf):
-            send = self._in_place(kind, recv)
-        else:
-            send = recv if sendbuf is recvbuf else as_buffer(sendbuf, "sendbuf")
-        if send.dtype != recv.dtype:
-            raise InvalidArgument(f"sendbuf is {send.dtype} and recvbuf {recv.dtype}")
-        if kind in (Kind.ALLREDUCE, Kind.REDUCE_SCATTER):
-            dtype_of(recv.dtype)
-        elif recv.dtype.hasobject or not recv.dtype.itemsize:
-            raise UnsupportedError(f"elements of type {recv.dtype} are not plain bytes")
-        self._check_counts(kind, send, recv)
+        send, recv = resolve(kind, sendbuf, recvbuf, self.rank, self.size, writes=writes)
         if not 0 <= root < self.size:
             raise InvalidArgument(f"root {root} is not in 0..{self.size - 1}")
         return send, recv, op, self._algorithm(kind, max(send.nbytes, recv.nbytes), recv, algorithm)
 
-    def _in_place(self, kind: Kind, recv: Buffer) -> Buffer:
-        if kind is Kind.REDUCE_SCATTER:
-            raise UnsupportedError(
-                "IN_PLACE of Reduce_scatter_block: pass the whole array as sendbuf and this "
-                "rank's block of it as recvbuf"
-            )
-        if kind is not Kind.ALLGATHER:
-            return recv
-        count = recv.count // self.size
-        offset = self.rank * count * recv.dtype.itemsize
-        return Buffer(recv.address + offset, count, recv.dtype, recv.kind, recv.readonly)
-
-    def _check_counts(self, kind: Kind, send: Buffer, recv: Buffer) -> None:
-        n = self.size
-        want = {
-            Kind.ALLREDUCE: send.count,
-            Kind.BROADCAST: send.count,
-            Kind.ALLGATHER: send.count * n,
-            Kind.REDUCE_SCATTER: send.count // n if send.count % n == 0 else -1,
-        }[kind]
-        if want < 0:
-            raise InvalidArgument(f"sendbuf has {send.count} elements, no multiple of {n} ranks")
-        if recv.count != want:
-            raise InvalidArgument(
-                f"recvbuf has {recv.count} elements; expected {want} for {send.count} in sendbuf "
-                f"({kind.value} of {n} ranks)"
-            )
-        if not send.overlaps(recv) or not recv.nbytes:
-            return
-        offset = {
-            Kind.ALLREDUCE: 0,
-            Kind.BROADCAST: 0,
-            Kind.ALLGATHER: self.rank * send.nbytes,
-            Kind.REDUCE_SCATTER: -self.rank * recv.nbytes,
-        }[kind]
-        if send.address - recv.address != offset:
-            raise InvalidArgument("sendbuf and recvbuf overlap; only exactly in place is allowed")
-
     def _algorithm(self, kind: Kind, nbytes: int, recv: Buffer, wanted: str) -> str:
-        can_mpi = self._mpi is not None and recv.dtype.name in _mpi_types()
+        can_mpi = self._mpi is not None and recv.dtype.name in MPI_TYPES
         if wanted == "auto":
             return choose(kind, self.layout, nbytes, mpi=can_mpi)
         if wanted == "mpi":
@@ -417,38 +358,17 @@ class Collectives:
     def _mpi_call(
         self, kind: Kind, send: Buffer, recv: Buffer, op: ReduceOp, root: int, keep: object
     ) -> Callable[[], object]:
-        mpi, comm = sys.modules["mpi4py.MPI"], self._mpi
-        kinds = _mpi_types()
-        of = [array_at(send.address, send.count, send.dtype), getattr(mpi, kinds[send.dtype.name])]
-        to = [array_at(recv.address, recv.count, recv.dtype), getattr(mpi, kinds[recv.dtype.name])]
-        in_place = send.address == recv.address and kind is not Kind.REDUCE_SCATTER
-        if kind is Kind.ALLGATHER:
-            in_place = send.overlaps(recv)
-        source = of[0]
-        staged = kind is Kind.REDUCE_SCATTER and send.overlaps(recv)  # MPI forbids the overlap
-        if staged:
-            of = [np.empty_like(source), of[1]]
-        first: Any = mpi.IN_PLACE if in_place else of
-        operation = getattr(mpi, op.name)
+        call, failed = mpi_call(self._mpi, kind, send, recv, op, root)
         name = f"{self.label}{kind.value}/mpi {format_size(recv.nbytes)}"
-        enter, restore = current.enter, current.restore
-        call, args = {
-            Kind.ALLREDUCE: (comm.Allreduce, (first, to, operation)),
-            Kind.BROADCAST: (comm.Bcast, (to, root)),
-            Kind.ALLGATHER: (comm.Allgather, (first, to)),
-            Kind.REDUCE_SCATTER: (comm.Reduce_scatter_block, (of, to, operation)),
-        }[kind]
-        timeout = self._waiter.timeout
+        enter, restore, timeout = current.enter, current.restore, self._waiter.timeout
 
         def run(keep: object = keep) -> None:
             if self._failure:
                 self._check_usable()
-            if staged:
-                np.copyto(of[0], source)
             before = enter(name, (), 0, timeout)
             try:
-                call(*args)
-            except mpi.Exception as exc:
+                call()
+            except failed as exc:
                 error = TransportError(f"{name}: MPI says {exc}")
                 self._fail(error)
                 raise error from exc
@@ -505,21 +425,3 @@ _REDUCES = (Kind.ALLREDUCE, Kind.REDUCE_SCATTER)
 
 def _no_reduce(dst: object, srcs: object) -> None:
     raise RdmaKitError("a plan that moves data has a Reduce step")
-
-
-def _is_in_place(sendbuf: object) -> bool:
-    if sendbuf is IN_PLACE:
-        return True
-    mpi = sys.modules.get("mpi4py.MPI")
-    return mpi is not None and sendbuf is mpi.IN_PLACE
-
-
-def _mpi_types() -> dict[str, str]:
-    return {
-        "float32": "FLOAT",
-        "float64": "DOUBLE",
-        "int8": "INT8_T",
-        "uint8": "UINT8_T",
-        "int32": "INT32_T",
-        "int64": "INT64_T",
-    }

@@ -186,7 +186,7 @@ def pack_variant(unit: int) -> Variant:
 
 def _local_macros(sources: int) -> tuple[tuple[str, object], ...]:
     return (
-        ("RDK_LD", '".L1::no_allocate"'), ("RDK_ST", '""'), ("RDK_RANKS", sources), ("RDK_THREADS", THREADS), ("RDK_MAX_RANKS", MAX_RANKS),
+        ("RDK_RANKS", sources), ("RDK_THREADS", THREADS), ("RDK_MAX_RANKS", MAX_RANKS),
         ("RDK_MAX_DIMS", MAX_DIMS),
     )  # fmt: skip
 
@@ -198,7 +198,7 @@ def _node_macros(rank: int, ranks: int, layout: WindowLayout) -> tuple[tuple[str
         ("RDK_RANK", rank), ("RDK_RANKS", ranks), ("RDK_THREADS", THREADS),
         ("RDK_MAX_RANKS", MAX_RANKS), ("RDK_MAX_BLOCKS", MAX_BLOCKS), ("RDK_TILE", layout.tile),
         ("RDK_FAILED", layout.failed), ("RDK_TOLD", layout.told), ("RDK_EPOCHS", layout.epochs),
-        ("RDK_TICKET", 128), ("RDK_DYNAMIC", _T.get("dyn", 0)), ("RDK_LD", '"%s"' % _T.get("ld", ".L1::no_allocate")), ("RDK_ST", '"%s"' % _T.get("st", "")),
+        ("RDK_TICKET", 128), ("RDK_DYNAMIC", _T.get("dyn", 4)),
         ("RDK_FLAGS", layout.flags), ("RDK_TILES", layout.tiles),
     )  # fmt: skip
 

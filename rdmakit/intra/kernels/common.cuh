@@ -122,12 +122,12 @@ struct alignas(16) Vec {
 // volatile keeps the order of issue, by which the ranks start at different peers.
 static __device__ __forceinline__ Vec load16(u64 at) {
   Vec v;
-  asm volatile("ld.global" RDK_LD ".v4.u32 {%0,%1,%2,%3}, [%4];"
+  asm volatile("ld.global.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
                : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(at) : "memory");
   return v;
 }
 static __device__ __forceinline__ void store16(u64 at, Vec v) {
-  asm volatile("st.global" RDK_ST ".v4.u32 [%0], {%1,%2,%3,%4};"
+  asm volatile("st.global.v4.u32 [%0], {%1,%2,%3,%4};"
                :: "l"(at), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
 }
 // The same for data that is touched once: it makes room in the L2 cache first.

@@ -16,8 +16,9 @@ static __device__ __forceinline__ void fold(const P (&in)[RANKS], P& out) {
   }
 }
 
-// Reduce U units: unit u lies `u * step` bytes after `at` in each rank's memory.
-template <class P, u32 U>
+// Reduce U units: unit u lies `u * step` bytes after `at` in each rank's memory. ONCE: it is not
+// read again soon, as what is in a window is.
+template <class P, u32 U, bool ONCE>
 static __device__ __forceinline__ void reduce(const u64* base, u64 at, u64 step, P* out) {
   P in[U][RANKS];
 #pragma unroll
@@ -25,45 +26,68 @@ static __device__ __forceinline__ void reduce(const u64* base, u64 at, u64 step,
 #pragma unroll
     for (u32 k = 0; k < RANKS; ++k) {
       const u32 p = (RANK + 1 + k) % RANKS;
-      in[u][p].load(base[p] + at + u * step);
+      if (ONCE) in[u][p].load_once(base[p] + at + u * step);
+      else in[u][p].load(base[p] + at + u * step);
     }
   }
 #pragma unroll
   for (u32 u = 0; u < U; ++u) fold(in[u], out[u]);
 }
 
-// Reduce units [first, last) of all ranks' `from`, and store each into `n` ranks' `to` (the own one
-// last). Offsets are in bytes and the same everywhere, but for `shift` bytes between from and to.
+// Store to every rank's memory, the own last, or to the own only.
+template <class P, bool ALL>
+static __device__ __forceinline__ void deliver(const P& v, const u64* to, u64 at) {
+  if (ALL) {
+#pragma unroll
+    for (u32 k = 0; k < RANKS; ++k) v.store_once(to[(RANK + 1 + k) % RANKS] + at);
+  } else {
+    v.store_once(to[RANK] + at);
+  }
+}
+
+// Reduce units [first, last) of registered memory. Offsets are in bytes and the same everywhere,
+// but for `shift` bytes between input and output.
 template <class P, bool ALL>
 static __device__ __forceinline__ void reduce_range(
-    const u64* from, const u64* to, u64 offset, i64 shift, u64 first, u64 last, u64 start, u64 step) {
+    const Args& a, u64 offset, i64 shift, u64 first, u64 last, u64 start, u64 step) {
   const u64 unit = P::N * SIZE;
   u64 i = first + start;
   for (; i + (RDK_UNROLL - 1) * step < last; i += RDK_UNROLL * step) {
     P out[RDK_UNROLL];
-    reduce<P, RDK_UNROLL>(from, offset + i * unit, step * unit, out);
+    reduce<P, RDK_UNROLL, true>(a.send, offset + i * unit, step * unit, out);
 #pragma unroll
-    for (u32 u = 0; u < RDK_UNROLL; ++u) {
-      const u64 at = offset + (i + u * step) * unit + shift;
-      if (ALL) {
-#pragma unroll
-        for (u32 k = 0; k < RANKS; ++k) out[u].store(to[(RANK + 1 + k) % RANKS] + at);
-      } else {
-        out[u].store(to[RANK] + at);
-      }
-    }
+    for (u32 u = 0; u < RDK_UNROLL; ++u)
+      deliver<P, ALL>(out[u], a.recv, offset + (i + u * step) * unit + shift);
   }
   for (; i < last; i += step) {
     P out[1];
-    reduce<P, 1>(from, offset + i * unit, 0, out);
-    const u64 at = offset + i * unit + shift;
-    if (ALL) {
-#pragma unroll
-      for (u32 k = 0; k < RANKS; ++k) out[0].store(to[(RANK + 1 + k) % RANKS] + at);
-    } else {
-      out[0].store(to[RANK] + at);
-    }
+    reduce<P, 1, true>(a.send, offset + i * unit, 0, out);
+    deliver<P, ALL>(out[0], a.recv, offset + i * unit + shift);
   }
+}
+
+// The same for packs, dealt out to the warps as they finish: no two SMs are equally fast, and the
+// slowest would be waited for. Tickets are counted in the window.
+template <bool ALL>
+static __device__ __forceinline__ void deal(
+    const Args& a, u64 offset, i64 shift, u64 first, u64 last) {
+  const u32 lane = threadIdx.x % 32;
+  const u64 size = 32 * RDK_UNROLL * RDK_DYNAMIC, warps = (u64)gridDim.x * (THREADS / 32);
+  u32* const next = (u32*)(a.window[RANK] + RDK_TICKET);
+  u64 i = ((u64)blockIdx.x * THREADS + threadIdx.x) / 32;
+  while (first + i * size < last) {
+    u32 ticket = 0;
+    if (lane == 0) ticket = atomicAdd(next, 1);  // arrives while the packs are reduced
+    const u64 from = first + i * size;
+    reduce_range<Pack, ALL>(a, offset, shift, from, least(from + size, last), lane, 32);
+    i = warps + __shfl_sync(0xffffffffu, ticket, 0);
+  }
+}
+
+// The last block to come here makes the tickets start from 0 again.
+static __device__ __forceinline__ void end_deal(const Args& a) {
+  u32* const next = (u32*)(a.window[RANK] + RDK_TICKET);
+  if (threadIdx.x == 0 && atomicInc(next + 1, gridDim.x - 1) == gridDim.x - 1) atomicExch(next, 0);
 }
 
 // Reduce n elements of all ranks' windows from offset `at` into this rank's `to`, by one block.
@@ -73,14 +97,14 @@ static __device__ __forceinline__ void reduce_tile(const Args& a, u64 at, u64 to
     const u32 packs = n / LANES;
     for (u32 i = threadIdx.x; i < packs; i += THREADS) {
       Pack out;
-      reduce<Pack, 1>(a.window, at + i * 16, 0, &out);
+      reduce<Pack, 1, false>(a.window, at + i * 16, 0, &out);
       out.store(to + i * 16);
     }
     done = packs * LANES;
   }
   for (u32 i = done + threadIdx.x; i < n; i += THREADS) {
     One out;
-    reduce<One, 1>(a.window, at + i * SIZE, 0, &out);
+    reduce<One, 1, false>(a.window, at + i * SIZE, 0, &out);
     out.store(to + i * SIZE);
   }
 }
@@ -93,38 +117,17 @@ KERNEL allreduce_direct(const __grid_constant__ Args a) {
   if (!s.meet(0)) return;
   const u64 start = (u64)blockIdx.x * THREADS + threadIdx.x, step = (u64)gridDim.x * THREADS;
   u64 share = (a.packs + RANKS - 1) / RANKS;
-#if RDK_DYNAMIC
-  {
-    const u64 first = least(RANK * share, a.packs), last = least((RANK + 1) * share, a.packs);
-    const u32 lane = threadIdx.x % 32;
-    const u64 size = 32 * RDK_UNROLL * RDK_DYNAMIC, warps = step / 32;
-    u32* ticket = (u32*)(a.window[RANK] + RDK_TICKET);
-    u64 i = start / 32;
-    while (first + i * size < last) {
-      u32 t = 0;
-      if (lane == 0) t = atomicAdd(ticket, 1);
-      const u64 from = first + i * size;
-      reduce_range<Pack, true>(a.send, a.recv, a.head * SIZE, 0, from, least(from + size, last), lane, 32);
-      i = warps + __shfl_sync(0xffffffff, t, 0);
-    }
-  }
-#else
-  reduce_range<Pack, true>(a.send, a.recv, a.head * SIZE, 0, least(RANK * share, a.packs),
-                           least((RANK + 1) * share, a.packs), start, step);
-#endif
+  deal<true>(a, a.head * SIZE, 0, least(RANK * share, a.packs), least((RANK + 1) * share, a.packs));
   share = (a.head + RANKS - 1) / RANKS;
-  reduce_range<One, true>(a.send, a.recv, 0, 0, least(RANK * share, a.head),
+  reduce_range<One, true>(a, 0, 0, least(RANK * share, a.head),
                           least((RANK + 1) * share, a.head), start, step);
   const u64 from = a.head + a.packs * LANES, tail = a.count - from;
   share = (tail + RANKS - 1) / RANKS;
-  reduce_range<One, true>(a.send, a.recv, from * SIZE, 0, least(RANK * share, tail),
+  reduce_range<One, true>(a, from * SIZE, 0, least(RANK * share, tail),
                           least((RANK + 1) * share, tail), start, step);
   if (!s.meet(1)) return;
   s.done();
-#if RDK_DYNAMIC
-  if (threadIdx.x == 0 && atomicInc((u32*)(a.window[RANK] + RDK_TICKET + 4), gridDim.x - 1) == gridDim.x - 1)
-    *(volatile u32*)(a.window[RANK] + RDK_TICKET) = 0;
-#endif
+  end_deal(a);
 }
 #endif
 
@@ -136,13 +139,14 @@ KERNEL reduce_scatter_direct(const __grid_constant__ Args a) {
   if (!s.meet(0)) return;
   const u64 start = (u64)blockIdx.x * THREADS + threadIdx.x, step = (u64)gridDim.x * THREADS;
   const u64 block = RANK * a.count * SIZE;
-  reduce_range<Pack, false>(a.send, a.recv, block + a.head * SIZE, -(i64)block, 0, a.packs, start,
-                            step);
-  reduce_range<One, false>(a.send, a.recv, block, -(i64)block, 0, a.head, start, step);
+  deal<false>(a, block + a.head * SIZE, -(i64)block, 0, a.packs);
+  reduce_range<One, false>(a, block, -(i64)block, 0, a.head, start, step);
   const u64 from = a.head + a.packs * LANES;
-  reduce_range<One, false>(a.send, a.recv, block + from * SIZE, -(i64)block, 0, a.count - from,
+  reduce_range<One, false>(a, block + from * SIZE, -(i64)block, 0, a.count - from,
                            start, step);
-  if (s.meet(1)) s.done();
+  if (!s.meet(1)) return;
+  s.done();
+  end_deal(a);
 }
 #endif
 
@@ -179,52 +183,72 @@ struct Tile {
     return j < end - last ? last + j : begin + j - (end - last);
   }
 
-  // The others' shards of this rank's input into its window.
-  __device__ __forceinline__ void put(u64 to, u64 from) const {
-    const u32 U = 4, m = others();
-    for (u32 i = threadIdx.x; i < m; i += U * THREADS) {
-      P v[U];
-#pragma unroll
-      for (u32 u = 0; u < U; ++u)
-        if (i + u * THREADS < m) v[u].load_once(from + (u64)other(i + u * THREADS) * UNIT);
-#pragma unroll
-      for (u32 u = 0; u < U; ++u)
-        if (i + u * THREADS < m) v[u].store(to + (u64)other(i + u * THREADS) * UNIT);
-    }
-  }
+};
 
-  // This rank's shard: the peers' input from their windows, its own from its array.
-  __device__ __forceinline__ void sum(const Args& a, u64 in, u64 out, u64 from, u64 to) const {
-    for (u32 i = first + threadIdx.x; i < last; i += THREADS) {
-      P v[RANKS], result;
-#pragma unroll
-      for (u32 k = 0; k < RANKS; ++k) {
-        const u32 p = (RANK + 1 + k) % RANKS;
-        if (p == RANK) v[p].load_once(from + (u64)i * UNIT);
-        else v[p].load(a.window[p] + in + i * UNIT);
-      }
-      fold(v, result);
-      result.store(a.window[RANK] + out + i * UNIT);
-      result.store_once(to + (u64)i * UNIT);
-    }
-  }
-
-  // The others' results from their windows.
-  __device__ __forceinline__ void get(const Args& a, u64 out, u64 to) const {
-    const u32 U = 4, m = others();
-    for (u32 i = threadIdx.x; i < m; i += U * THREADS) {
-      P v[U];
-#pragma unroll
-      for (u32 u = 0; u < U; ++u) {
-        const u32 at = other(i + u * THREADS);
-        if (i + u * THREADS < m) v[u].load(a.window[at / share] + out + at * UNIT);
-      }
-#pragma unroll
-      for (u32 u = 0; u < U; ++u)
-        if (i + u * THREADS < m) v[u].store_once(to + (u64)other(i + u * THREADS) * UNIT);
-    }
+// A tile of n elements: whole packs, where this rank's arrays allow it, and the rest. Who reduces
+// an element is the same on all ranks.
+struct Cut {
+  u32 n, whole, share;
+  __device__ __forceinline__ Cut(u32 elements, bool aligned)
+      : n(elements), whole(aligned ? elements / LANES : 0),
+        share(((elements + LANES - 1) / LANES + RANKS - 1) / RANKS) {}
+  __device__ __forceinline__ Tile<Pack> packs() const { return Tile<Pack>(0, whole, share); }
+  __device__ __forceinline__ Tile<One> rest() const {
+    return Tile<One>(whole * LANES, n, share * LANES);
   }
 };
+
+// One step of three tiles: the others' shards of this rank's input go into its window (p), its own
+// shard is reduced from the peers' windows and its own array (s), and the others' results come out
+// of theirs (g). All loads of a round are under way together.
+template <class P>
+static __device__ __forceinline__ void step(
+    const Args& a, const Tile<P> p, u64 from_p, u64 in, const Tile<P> s, u64 from_s, u64 to_s, u64 was,
+    const Tile<P> g, u64 to_g) {
+  const u32 U = 4, V = RANKS < 8 ? 8 / RANKS : 1, unit = P::N * SIZE;
+  const u32 mp = p.others(), ms = s.last - s.first, mg = g.others();
+  const u64 out = in + RDK_TILE, done = was + RDK_TILE;
+  u32 i = threadIdx.x, j = threadIdx.x;
+  for (; i < mp || i < mg || j < ms; i += U * THREADS, j += V * THREADS) {
+    P vp[U], vg[U], vs[V][RANKS];
+#pragma unroll
+    for (u32 u = 0; u < U; ++u)
+      if (i + u * THREADS < mp) vp[u].load_once(from_p + (u64)p.other(i + u * THREADS) * unit);
+#pragma unroll
+    for (u32 v = 0; v < V; ++v) {
+      const u32 at = s.first + j + v * THREADS;
+      if (at >= s.last) continue;
+#pragma unroll
+      for (u32 k = 0; k < RANKS; ++k) {
+        const u32 r = (RANK + 1 + k) % RANKS;
+        if (r == RANK) vs[v][r].load_once(from_s + (u64)at * unit);
+        else vs[v][r].load(a.window[r] + was + at * unit);
+      }
+    }
+#pragma unroll
+    for (u32 u = 0; u < U; ++u) {
+      if (i + u * THREADS >= mg) continue;
+      const u32 at = g.other(i + u * THREADS);
+      vg[u].load(a.window[at / g.share] + done + at * unit);
+    }
+#pragma unroll
+    for (u32 u = 0; u < U; ++u)
+      if (i + u * THREADS < mp)
+        vp[u].store(a.window[RANK] + in + p.other(i + u * THREADS) * unit);
+#pragma unroll
+    for (u32 v = 0; v < V; ++v) {
+      const u32 at = s.first + j + v * THREADS;
+      if (at >= s.last) continue;
+      P result;
+      fold(vs[v], result);
+      result.store(a.window[RANK] + out + at * unit);
+      result.store_once(to_s + (u64)at * unit);
+    }
+#pragma unroll
+    for (u32 u = 0; u < U; ++u)
+      if (i + u * THREADS < mg) vg[u].store_once(to_g + (u64)g.other(i + u * THREADS) * unit);
+  }
+}
 
 // Two-shot through the windows, for memory that the peers cannot address. In step k of a block its
 // tile k goes in, its shard of tile k-1 is reduced, and tile k-2 comes out, with one meeting for
@@ -235,30 +259,19 @@ KERNEL allreduce_staged(const __grid_constant__ Args a) {
   Sync s(a);
   const u64 from = a.send[RANK], to = a.recv[RANK], stride = (u64)gridDim.x * a.piece;
   const bool whole = aligned(from | to);
+  u64 n[3] = {0, 0, 0};  // elements of tiles k, k-1 and k-2
   for (u64 first = (u64)blockIdx.x * a.piece;; first += stride) {
+    n[2] = n[1];
+    n[1] = n[0];
+    n[0] = first < a.count ? least(a.piece, a.count - first) : 0;
+    const u64 at0 = first * SIZE, at1 = at0 - stride * SIZE, at2 = at1 - stride * SIZE;
     const u64 in = s.tile(), was = s.other_tile();
-    bool more = false;
-#pragma unroll
-    for (u32 k = 0; k < 3; ++k) {
-      const u64 at = first - k * stride;  // wraps round before the first tile
-      if (at >= a.count) continue;
-      const u32 n = (u32)least(a.piece, a.count - at), packs = whole ? n / LANES : 0;
-      const u32 share = ((n + LANES - 1) / LANES + RANKS - 1) / RANKS;
-      const Tile<Pack> body(0, packs, share);
-      const Tile<One> rest(packs * LANES, n, share * LANES);
-      if (k == 0) {
-        body.put(a.window[RANK] + in, from + at * SIZE);
-        rest.put(a.window[RANK] + in, from + at * SIZE);
-      } else if (k == 1) {
-        body.sum(a, was, in + RDK_TILE, from + at * SIZE, to + at * SIZE);
-        rest.sum(a, was, in + RDK_TILE, from + at * SIZE, to + at * SIZE);
-      } else {
-        body.get(a, was + RDK_TILE, to + at * SIZE);
-        rest.get(a, was + RDK_TILE, to + at * SIZE);
-      }
-      more |= k < 2;
-    }
-    if (!more) break;
+    const Cut c0((u32)n[0], whole), c1((u32)n[1], whole), c2((u32)n[2], whole);
+    step<Pack>(a, c0.packs(), from + at0, in, c1.packs(), from + at1, to + at1, was, c2.packs(),
+               to + at2);
+    step<One>(a, c0.rest(), from + at0, in, c1.rest(), from + at1, to + at1, was, c2.rest(),
+              to + at2);
+    if (!n[0] && !n[1]) break;
     if (!s.meet(0)) return;
   }
   s.done();
