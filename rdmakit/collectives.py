@@ -25,7 +25,7 @@ from rdmakit.errors import (
     UnsupportedError,
 )
 from rdmakit.executor import Bound, Places
-from rdmakit.inter.tags import MESSAGES, TagKind, pack
+from rdmakit.inter.tags import MESSAGES, SEQUENCES, TagKind, pack
 from rdmakit.layout import RankLayout
 from rdmakit.plan.planner import ALGORITHMS, algorithms, program, why_not
 from rdmakit.plan.select import choose, limits_for
@@ -104,6 +104,7 @@ class Collectives:
             {rank: index for index, rank in enumerate(peers)},
             job_ranks or tuple(range(self.size)),
         )
+        self._first_tag = pack(identity, TagKind.COLLECTIVE, 0)
         self._sequence = 0
         self._checked = 0
         self._bound: OrderedDict[tuple[Any, ...], Bound] = OrderedDict()
@@ -341,7 +342,7 @@ class Collectives:
 
     def _run(self, bound: Bound, keep: tuple[object, ...]) -> None:
         self._check_usable()
-        tag = pack(self._identity, TagKind.COLLECTIVE, self._sequence)
+        tag = self._first_tag + self._sequence % SEQUENCES * MESSAGES
         self._sequence += 1
         before = current.enter(bound.label)
         try:
