@@ -161,7 +161,9 @@ def hierarchical_allgather(call: Call, rank: int) -> Program:
         for peer in peers:
             if peer != rank:
                 place = slots.place(peer, turn % SLOTS, peer * size, size)
-                reads += b.copy(taken(peer, start, size), place, slots.await_filled(turn, before, [peer]))
+                reads += b.copy(
+                    taken(peer, start, size), place, slots.await_filled(turn, before, [peer])
+                )
             if handled[peer]:
                 waits = done[turn] if peer == rank else slots.await_announced(turn, [peer], before)
                 for q in handled[peer]:
