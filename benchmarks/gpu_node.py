@@ -135,20 +135,26 @@ class Ranks:
             self.row(case, nbytes, us, host_us=host, traffic=share)
 
         for nbytes in SMALL:
-            if nbytes <= node.grid.blocks * node.layout.tile:
+            if nbytes <= node.layout.blocks * node.layout.tile:
                 measure("one-shot", "oneshot", plain, nbytes, 200)
         for nbytes in SMALL[5:]:
             measure("two-shot small", "direct", shared, nbytes, 100)
-        for nbytes in SMALL[:4]:
-            parts = [array.first(max(2, nbytes // 4)) for array in plain]
-            with stream:
-                node.allreduce(*parts, stream=stream)
-                stream.begin_capture()
-                for _ in range(20):
+        for case, arrays, sizes, chain in (
+            ("one-shot, from a graph", plain, SMALL[:4], 20),
+            ("two-shot, from a graph", shared, LARGE[-2:], 4),
+        ):
+            for nbytes in sizes:
+                parts = [array.first(max(2, nbytes // 4)) for array in arrays]
+                node._ready.clear()
+                with stream:
                     node.allreduce(*parts, stream=stream)
-                captured = stream.end_capture()
-            us, _ = self.timed(lambda captured=captured: captured.launch(stream), 20)
-            self.row("one-shot, from a graph", nbytes, us / 20)
+                    stream.begin_capture()
+                    for _ in range(chain):
+                        node.allreduce(*parts, stream=stream)
+                    captured = stream.end_capture()
+                us, _ = self.timed(lambda captured=captured: captured.launch(stream), 100 // chain)
+                share = 2 * n * nbytes / (us / chain * 1e-6) / rate
+                self.row(case, nbytes, us / chain, traffic=share)
         for nbytes in LARGE:
             repeats = 20 if nbytes >= 64 * MIB else 50
             measure("two-shot registered", "direct", shared, nbytes, repeats)

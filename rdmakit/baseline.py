@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -38,7 +39,7 @@ def mpi_call(
     operation = getattr(mpi, op.name)
     if kind is Kind.REDUCE_SCATTER:
         if not send.overlaps(recv):
-            return _bound(comm.Reduce_scatter_block, of, to, operation), mpi.Exception
+            return partial(comm.Reduce_scatter_block, of, to, operation), mpi.Exception
         source, copy = of[0], [np.empty_like(of[0]), of[1]]  # MPI forbids the overlap
 
         def staged() -> None:
@@ -47,17 +48,13 @@ def mpi_call(
 
         return staged, mpi.Exception
     if kind is Kind.BROADCAST:
-        return _bound(comm.Bcast, to, root), mpi.Exception
+        return partial(comm.Bcast, to, root), mpi.Exception
     in_place = send.overlaps(recv) if kind is Kind.ALLGATHER else send.address == recv.address
     first: Any = mpi.IN_PLACE if in_place else of
     if kind is Kind.ALLGATHER:
-        return _bound(comm.Allgather, first, to), mpi.Exception
-    return _bound(comm.Allreduce, first, to, operation), mpi.Exception
+        return partial(comm.Allgather, first, to), mpi.Exception
+    return partial(comm.Allreduce, first, to, operation), mpi.Exception
 
 
 def _type_of(mpi: Any, buffer: Buffer) -> Any:
     return getattr(mpi, MPI_TYPES[buffer.dtype.name])
-
-
-def _bound(function: Callable[..., object], *args: Any) -> Callable[[], object]:
-    return lambda: function(*args)

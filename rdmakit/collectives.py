@@ -366,7 +366,7 @@ class Collectives:
         def run(keep: object = keep) -> None:
             if self._failure:
                 self._check_usable()
-            before = enter(name, (), 0, timeout)
+            before = None if current.watched else enter(name, (), 0, timeout)
             try:
                 call()
             except failed as exc:
@@ -374,7 +374,8 @@ class Collectives:
                 self._fail(error)
                 raise error from exc
             finally:
-                restore(before)
+                if before is not None:
+                    restore(before)
 
         return run
 

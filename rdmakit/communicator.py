@@ -113,7 +113,7 @@ class Communicator(Collectives):
                 bootstrap, config, sorted(others), waiter, virtual=nodes.virtual
             )
             notes += [note] if note else []
-            waiter.check_peers = channel.check_peers
+            waiter.check_peers, waiter.progress = channel.check_peers, channel.progress
             for control in (bootstrap, node_boot, rail_boot):
                 control.meanwhile = channel.progress
         self._setup(
@@ -148,7 +148,7 @@ class Communicator(Collectives):
             bootstrap.rank, socket.gethostname(), config.timeout, spins_for(bootstrap.size)
         )
         if channel is not None:
-            waiter.check_peers = channel.check_peers
+            waiter.check_peers, waiter.progress = channel.check_peers, channel.progress
         self._setup(
             bootstrap,
             node_boot,

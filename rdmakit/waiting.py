@@ -59,6 +59,8 @@ class Waiter:
     ) -> None:
         self.rank, self.host, self.timeout, self.spins = rank, host, timeout, spins
         self.check_peers = check_peers
+        self.progress: Callable[[], None] = lambda: None
+        """Moves messages of earlier operations, in waits that look at none themselves."""
         self._idle = 0
         self._since = 0.0
         self._deadline = 0.0
@@ -86,6 +88,7 @@ class Waiter:
         os.sched_yield()
         if self._idle % _CHECK_EVERY:
             return
+        self.progress()
         now = time.monotonic()
         if not self._since:
             self._since = now

@@ -42,6 +42,7 @@ class MpiChannel:
     def __init__(self, comm: Any, bits: int) -> None:
         self._comm, self._bits = comm, bits
         self._broken = False
+        self._probe, self._silent = comm.Iprobe, 1 << (bits + _SEQUENCE_BITS)
         self.rank: int = comm.Get_rank()
         self._byte = load_mpi().BYTE
 
@@ -55,9 +56,9 @@ class MpiChannel:
         mpi = load_mpi()
         comm = bootstrap.comm.Dup()
         upper = comm.Get_attr(mpi.TAG_UB) or 32767
-        bits = int(math.log2(upper + 1)) - _SEQUENCE_BITS
+        bits = int(math.log2(upper + 1)) - _SEQUENCE_BITS - 1  # one for a tag beyond all others
         if bits < _LEAST_MESSAGE_BITS:
-            raise UnsupportedError(f"this MPI's tags end at {upper}; rdmakit needs 2^18")
+            raise UnsupportedError(f"this MPI's tags end at {upper}; rdmakit needs 2^19")
         return cls(comm, min(bits, MESSAGES.bit_length() - 1))
 
     def _short(self, tag: int) -> int:
@@ -83,12 +84,13 @@ class MpiChannel:
         return _MpiRequest(request, f"receive from rank {peer}")
 
     def progress(self) -> None:
-        """Move messages along.
+        """Move messages along, also where this rank has no request to test.
 
-        Testing requests is not enough in MPICH 5.0: a rank that only tests sends, while many
-        unexpected messages come in, has been seen to wait for ever; a probe serves them.
+        A rank that waits for its window only would leave messages in the queues that it shares
+        with others, and these stuck behind them (seen with MPICH 5.0). The probe is for a tag
+        that nobody uses: MPICH does not look any further where a probe has found a message.
         """
-        self._comm.Iprobe()
+        self._probe(tag=self._silent)
 
     def flush(self) -> bool:
         """Nothing is held back that later MPI calls would not move."""

@@ -74,6 +74,8 @@ class Place:
     layout: WindowLayout
     lookup: Callable[[int, int], Registration | None]
     """Returns the registration that holds (address, nbytes)."""
+    shared: bool = False
+    """Whether ranks share a GPU."""
     unroll: int = 0
 
 
@@ -121,7 +123,11 @@ def plan_call(
     needed = {Kind.ALLREDUCE: found, Kind.REDUCE_SCATTER: found[:1]}.get(kind, found[1:])
     parts = size if kind in (Kind.REDUCE_SCATTER, Kind.ALLGATHER) else 1
     algorithm = algorithm_for(
-        kind, size, nbytes * parts, registered=all(entry is not None for entry in needed)
+        kind,
+        size,
+        nbytes * parts,
+        registered=all(entry is not None for entry in needed),
+        shared=place.shared,
     )
     pointers = [[0] * size, [0] * size]
     where = []
@@ -151,6 +157,8 @@ def plan_call(
         tile = place.layout.tile
         if kind is Kind.REDUCE_SCATTER:
             tile = tile // size // 16 * 16
+        if algorithm == "oneshot":  # one piece for each team
+            assert nbytes <= tile * blocks * kernels.TEAMS
         piece, blocks = pieces(nbytes, blocks, tile)
         args.piece = piece // unit
     return Prepared(variant, f"{kind.value}_{algorithm}", blocks, args, text)

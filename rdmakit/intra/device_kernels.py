@@ -38,20 +38,22 @@ __all__ = [
 
 MAX_RANKS = 16
 """Ranks of a node that the kernels' argument block has room for."""
-MAX_BLOCKS = 512
-"""Blocks of a grid that the window's flags have room for; more than two for each SM of a GPU."""
+MAX_BLOCKS = 1024
+"""Teams of a grid that the window's flags have room for: four for each SM of the largest GPU."""
 MAX_DIMS = 8
 """Dimensions of a strided array, after those that can be merged have been."""
 import json, os
+
 _T = json.loads(os.environ.get("RDK_TUNE", "{}"))
 THREADS = _T.get("threads", 512)
 """Threads of a block: few enough blocks that one thread for each peer's flag costs nothing, and
 four blocks of any rank fit an SM."""
-TILE = 64 << 10
+TILE = 48 << 10
 """Bytes of an array that a block passes through its window at a time: large enough that two
 meetings (some 4 us) cost little beside the copying, small enough that all tiles of a GPU, two for
 each block, stay in an L2 cache of 50 MB."""
 
+TEAMS = _T.get("teams", 2)
 REDUCED_DTYPES = {
     "float16": 2, "bfloat16": 2, "float32": 4, "float64": 8,
     "int8": 1, "uint8": 1, "int32": 4, "int64": 8,
@@ -98,7 +100,7 @@ class WindowLayout:
     told: int = 64
     epochs: int = 4096
     flags: int = 8192
-    tiles: int = 1 << 18
+    tiles: int = 1 << 19
 
     def __post_init__(self) -> None:
         assert 0 < self.blocks <= MAX_BLOCKS
@@ -157,9 +159,9 @@ def reduce_variant(
     dtype: str, op: ReduceOp, rank: int, ranks: int, layout: WindowLayout, unroll: int = 0
 ) -> Variant:
     """Return the all-reduce and reduce-scatter kernels of ``rank``."""
-    # About eight packs under way in each thread: 128 bytes of 132 SMs * 1024 threads are four
-    # times the bandwidth-delay product of HBM (4 TB/s * 1 us).
-    unroll = unroll or max(1, 8 // ranks)
+    # About 16 packs under way in each thread: 256 bytes of 132 SMs * 512 threads are four times
+    # the bandwidth-delay product of HBM (4 TB/s * 1 us).
+    unroll = unroll or max(1, 16 // ranks)
     own = (("RDK_T", dtype), ("RDK_OP", _OPS[op]), ("RDK_UNROLL", unroll))
     files = ("common.cuh", "sync.cuh", "reduce.cu")
     return Variant(files, own + _node_macros(rank, ranks, layout), _REDUCE)
@@ -186,7 +188,7 @@ def pack_variant(unit: int) -> Variant:
 
 def _local_macros(sources: int) -> tuple[tuple[str, object], ...]:
     return (
-        ("RDK_RANKS", sources), ("RDK_THREADS", THREADS), ("RDK_MAX_RANKS", MAX_RANKS),
+        ("RDK_STICKY", 0), ("RDK_RANKS", sources), ("RDK_THREADS", THREADS), ("RDK_MAX_RANKS", MAX_RANKS),
         ("RDK_MAX_DIMS", MAX_DIMS),
     )  # fmt: skip
 
@@ -198,7 +200,7 @@ def _node_macros(rank: int, ranks: int, layout: WindowLayout) -> tuple[tuple[str
         ("RDK_RANK", rank), ("RDK_RANKS", ranks), ("RDK_THREADS", THREADS),
         ("RDK_MAX_RANKS", MAX_RANKS), ("RDK_MAX_BLOCKS", MAX_BLOCKS), ("RDK_TILE", layout.tile),
         ("RDK_FAILED", layout.failed), ("RDK_TOLD", layout.told), ("RDK_EPOCHS", layout.epochs),
-        ("RDK_TICKET", 128), ("RDK_DYNAMIC", _T.get("dyn", 4)),
+        ("RDK_TICKET", 128), ("RDK_DYNAMIC", _T.get("dyn", 2)), ("RDK_ROTATE", _T.get("rot", 0)), ("RDK_TEAMS", TEAMS), ("RDK_STICKY", _T.get("sticky", 0)),
         ("RDK_FLAGS", layout.flags), ("RDK_TILES", layout.tiles),
     )  # fmt: skip
 

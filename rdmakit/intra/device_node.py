@@ -37,7 +37,7 @@ from rdmakit.intra.device_calls import (
     plan_barrier,
     plan_call,
 )
-from rdmakit.intra.device_kernels import MAX_RANKS, THREADS, TILE, WindowLayout, Word
+from rdmakit.intra.device_kernels import MAX_RANKS, TEAMS, THREADS, TILE, WindowLayout, Word
 from rdmakit.intra.device_plan import grid_for
 from rdmakit.intra.device_words import explain, notes_on
 from rdmakit.plan.shape import Kind
@@ -127,7 +127,7 @@ class DeviceNode:
                 raise SetupError(f"local rank {rank}: {text}")
         assert device is not None
         facts = exchange_facts(bootstrap, device)
-        layout = WindowLayout(grid_for(facts).blocks, tile or TILE)
+        layout = WindowLayout(grid_for(facts).blocks * TEAMS, tile or TILE)
         window = share_window(bootstrap, facts, layout.nbytes) if bootstrap.size > 1 else None
         return cls(bootstrap, waiter, facts, window, layout, unroll)
 
@@ -276,7 +276,13 @@ class DeviceNode:
             to, of = recv.address, send.address
             return lambda stream: cuda.copy_async(to, of, 0 if to == of else nbytes, stream)
         place = Place(
-            self.rank, self.size, self.grid.blocks, self.layout, self.registration, self._unroll
+            self.rank,
+            self.size,
+            self.grid.blocks,
+            self.layout,
+            self.registration,
+            self.grid.sharing > 1,
+            self._unroll,
         )
         return self._launch(plan_call(place, kind, send, recv, op, root), stream)
 

@@ -10,20 +10,22 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from rdmakit.drivers.cuda import DeviceFacts
-from rdmakit.intra.device_kernels import MAX_BLOCKS, THREADS
+from rdmakit.intra.device_kernels import MAX_BLOCKS, TEAMS, THREADS
 from rdmakit.plan.shape import Kind
 
 __all__ = ["Grid", "Split", "algorithm_for", "grid_for", "pieces", "signature", "split"]
 
-_ONESHOT_BYTES = ((2, 512 << 10), (4, 256 << 10), (16, 128 << 10))
-"""(ranks up to, bytes up to): where one-shot is at least as fast as two-shot."""
+_ONESHOT_BYTES = {
+    True: ((2, 2 << 20), (4, 1 << 20), (8, 512 << 10), (16, 256 << 10)),
+    False: ((2, 512 << 10), (4, 256 << 10), (8, 128 << 10), (16, 64 << 10)),
+}
+"""(ranks up to, bytes up to) where one-shot is at least as fast as two-shot, by whether ranks share
+a GPU. Shared: measured on one H200 under MPS. Own GPUs: of two over NVLink both were equal from
+128 KiB to 8 MiB; with more ranks one-shot moves (ranks - 1) / 2 times the bytes: not measured."""
 _DIRECT_BYTES = 256 << 10
 """From here registered memory is used in place: two meetings, but no copy through a window."""
-_LEAST_PIECE = THREADS * 16
-"""Bytes below which a block's piece of a staged array is not cut: one pack for each thread."""
-_BLOCKS_PER_SM = 2
-"""Blocks of all ranks together on one SM of a shared GPU: as many as the kernels are compiled to
-fit. On a GPU of its own a rank takes half, which leaves room for other work while it waits."""
+_LEAST_PIECE = THREADS // TEAMS * 16
+"""Bytes below which a team's piece of a staged array is not cut: one pack for each thread."""
 
 
 @dataclass(frozen=True)
@@ -40,16 +42,25 @@ class Grid:
 
 
 def grid_for(facts: Sequence[DeviceFacts]) -> Grid:
-    """Return the grid for ranks with these devices."""
+    """Return the grid for ranks with these devices: one block for each SM, all ranks together.
+
+    A rank with a GPU of its own takes every second SM: enough for its links, and while it waits
+    for its peers there is room for other work.
+
+    More would fit by their registers, but a smaller kernel that ended between two blocks can leave
+    an SM's registers in pieces too small for the second; it then waits for the first, which waits
+    for its peer: seen with two blocks for each SM. With one, some SM has none yet.
+    """
     uuids = [entry.uuid for entry in facts]
     sharing = max(uuids.count(uuid) for uuid in uuids)
     resident = sharing == 1 or all(entry.mps for entry in facts)
-    from rdmakit.intra.device_kernels import _T
-    blocks = min(entry.sms * _T.get("per_sm", 1) // uuids.count(entry.uuid) for entry in facts)
-    return Grid(max(1, min(blocks, MAX_BLOCKS)), sharing, resident)
+    blocks = min(entry.sms // max(2, uuids.count(entry.uuid)) for entry in facts)
+    return Grid(max(1, min(blocks, MAX_BLOCKS // TEAMS)), sharing, resident)
 
 
-def algorithm_for(kind: Kind, ranks: int, nbytes: int, *, registered: bool) -> str:
+def algorithm_for(
+    kind: Kind, ranks: int, nbytes: int, *, registered: bool, shared: bool = False
+) -> str:
     """Return ``oneshot``, ``direct`` or ``staged``.
 
     Args:
@@ -57,9 +68,10 @@ def algorithm_for(kind: Kind, ranks: int, nbytes: int, *, registered: bool) -> s
         ranks: ranks of the node.
         nbytes: bytes of the whole array (of all ranks' blocks, for the kinds that have them).
         registered: whether the memory that peers would address is registered.
+        shared: whether ranks share a GPU.
     """
     if kind is Kind.ALLREDUCE:
-        if nbytes <= next(limit for most, limit in _ONESHOT_BYTES if ranks <= most):
+        if nbytes <= next(limit for most, limit in _ONESHOT_BYTES[shared] if ranks <= most):
             return "oneshot"
     elif nbytes < _DIRECT_BYTES:
         return "staged"
@@ -85,10 +97,9 @@ def split(addresses: Iterable[int], count: int, itemsize: int) -> Split:
 
 def pieces(nbytes: int, blocks: int, tile: int) -> tuple[int, int]:
     """Return (bytes of a tile to use, blocks) for an array that goes through the windows."""
-    share = -(-nbytes // blocks)
+    share = -(-nbytes // (blocks * TEAMS))
     piece = min(tile, max(_LEAST_PIECE, -(-share // 16) * 16))
-    piece = min(piece, tile)
-    return piece, max(1, min(blocks, -(-nbytes // piece)))
+    return piece, max(1, min(blocks, -(-nbytes // (piece * TEAMS))))
 
 
 def signature(*words: object) -> int:

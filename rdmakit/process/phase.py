@@ -56,6 +56,11 @@ class Phase:
         self.now = (name, peers, nbytes, start, None if timeout is None else start + timeout)
         return before
 
+    @property
+    def watched(self) -> bool:
+        """Whether the present phase has a deadline that the watchdog looks at."""
+        return self.now[4] is not None
+
     def restore(self, before: Snapshot) -> None:
         """End a phase: return to what ``enter`` returned."""
         self.now = before

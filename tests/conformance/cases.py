@@ -232,7 +232,9 @@ def channel_sizes(boot: Bootstrap, make: MakeChannel) -> None:
 
 def channel_many_outstanding(boot: Bootstrap, make: MakeChannel) -> None:
     mail, count = Mail(boot, make()), 300
-    lengths = [(number * 37) % 2000 + (70_000 if number % 50 == 0 else 1) for number in range(count)]
+    lengths = [
+        (number * 37) % 2000 + (70_000 if number % 50 == 0 else 1) for number in range(count)
+    ]
     got = {(p, i): np.zeros(lengths[i], np.uint8) for p in mail.others for i in range(count)}
     requests = []
     for number in range(count):
@@ -421,7 +423,7 @@ def channel_abandoned_memory_is_not_touched(boot: Bootstrap, make: MakeChannel) 
         boot.barrier()
         data = pattern(nbytes, boot.rank)
         late: list[Any] = [channel.send(after, channel.wrap(data), 7)] if boot.size > 1 else []
-        for _ in range(300):
+        for _ in range(100):
             channel.progress()
             time.sleep(1e-4)
         boot.barrier()

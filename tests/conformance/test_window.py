@@ -92,7 +92,7 @@ def test_another_segment_under_the_same_path_is_not_taken() -> None:
 def test_a_folder_that_cannot_be_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(posix_shm, "SHM", tmp_path / "missing")
     for named in (False, True):
-        with pytest.raises(SetupError, match="cannot make shared memory in .*missing"):
+        with pytest.raises(SetupError, match=r"cannot make shared memory in .*missing"):
             Segment.create(4096, b"a" * 16, named=named)
 
 

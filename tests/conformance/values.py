@@ -46,7 +46,15 @@ def reduced(n: int, count: int, dtype: str, op: ReduceOp) -> npt.NDArray[np.int6
 
 
 def buffers(
-    kind: Kind, rank: int, n: int, count: int, dtype: str, op: ReduceOp, *, root: int, in_place: bool
+    kind: Kind,
+    rank: int,
+    n: int,
+    count: int,
+    dtype: str,
+    op: ReduceOp,
+    *,
+    root: int,
+    in_place: bool,
 ) -> tuple[Array, Array, Array]:
     """Return sendbuf, recvbuf and the wanted recvbuf of ``rank``, ``count`` as MPI counts."""
 
@@ -87,8 +95,17 @@ def call(
         comm.Bcast(recv, root, **more)
 
 
-def check(comm: Any, kind: Kind, count: int, dtype: str, op: ReduceOp, *, algorithm: str = "auto",
-          root: int = 0, in_place: bool = False) -> bytes:
+def check(
+    comm: Any,
+    kind: Kind,
+    count: int,
+    dtype: str,
+    op: ReduceOp,
+    *,
+    algorithm: str = "auto",
+    root: int = 0,
+    in_place: bool = False,
+) -> bytes:
     """Do one collective, compare it with its closed form and return the result's bytes."""
     send, recv, want = buffers(
         kind, comm.rank, comm.size, count, dtype, op, root=root, in_place=in_place

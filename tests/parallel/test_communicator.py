@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.mpi import FAMILIES, Result, python_of, run_ranks
+from tests.mpi import FAMILIES, Job, Result, python_of, run_ranks
 
 pytestmark = pytest.mark.parallel
 
@@ -100,11 +100,18 @@ def test_over_a_part_of_the_job(family: str) -> None:
     assert run(family, 3, "part").seconds < 15
 
 
-@pytest.mark.parametrize("turn", range(10))
+@pytest.mark.parametrize("turn", range(2))
 def test_left_open_at_exit(family: str, turn: int) -> None:
-    result = run(family, 2, "left_open")
-    assert "rdmakit:" not in result.out
-    assert "ERROR" not in result.out
+    """Five jobs at once end more often at odd moments than one after the other."""
+    python = python_of(family)
+    jobs = [Job(2, PROGRAM, ["left_open"], python=python) for _ in range(5)]
+    for job in jobs:
+        result = job.wait(60)
+        assert result.rc == 0, result.out
+        assert result.out.count("] end\n") == 2, result.out
+        assert "rdmakit:" not in result.out
+        assert "ERROR" not in result.out
+        assert not result.left
 
 
 def test_dropped_without_close(family: str) -> None:

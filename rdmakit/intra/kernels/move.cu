@@ -1,6 +1,8 @@
 // All-gather, broadcast and barrier of the ranks of one node. RDK_T is an unsigned integer of the
 // largest size that divides all addresses and lengths; its value does not matter.
 
+typedef Sync<RDK_TEAMS> Teams;
+
 struct Targets {  // stores to all ranks but one, starting at the next rank
   template <class P>
   static __device__ __forceinline__ void store(const P& v, const u64* to, u64 at, u32 skip) {
@@ -36,7 +38,7 @@ static __device__ __forceinline__ void spread(
 // count: elements of one rank's input. Outputs are registered; the input may be any memory.
 #ifdef RDK_allgather_direct
 KERNEL allgather_direct(const __grid_constant__ Args a) {
-  Sync s(a);
+  Sync<1> s(a);
   if (!s.meet(0)) return;
   const u64 src = a.send[RANK], at = RANK * a.count * SIZE;
   const u32 skip = a.recv[RANK] + at == src ? RANK : RANKS;  // in place: the own block is there
@@ -52,7 +54,7 @@ KERNEL allgather_direct(const __grid_constant__ Args a) {
 // that no link carries the array more than once. count: elements of the array; recv: registered.
 #ifdef RDK_broadcast_direct
 KERNEL broadcast_direct(const __grid_constant__ Args a) {
-  Sync s(a);
+  Sync<1> s(a);
   if (!s.meet(0)) return;
   if (RANK != a.root) {
     const u32 index = (RANK + RANKS - a.root) % RANKS - 1, n = RANKS - 1;
@@ -75,15 +77,15 @@ KERNEL broadcast_direct(const __grid_constant__ Args a) {
 // count: elements of one rank's input.
 #ifdef RDK_allgather_staged
 KERNEL allgather_staged(const __grid_constant__ Args a) {
-  Sync s(a);
+  Teams s(a);
   const u32 size = a.piece;
-  for (u64 first = (u64)blockIdx.x * size; first < a.count; first += (u64)gridDim.x * size) {
+  for (u64 first = (u64)s.team * size; first < a.count; first += (u64)s.teams() * size) {
     const u64 n = least(size, a.count - first), tile = s.tile();
-    copy<true>(a.window[RANK] + tile, a.send[RANK] + first * SIZE, n);
+    copy<true, Teams::SIZE>(a.window[RANK] + tile, a.send[RANK] + first * SIZE, n, s.tid);
     if (!s.meet(0)) return;
     for (u32 k = 0; k < RANKS; ++k) {
       const u32 p = (RANK + 1 + k) % RANKS;
-      copy<false>(a.recv[RANK] + (p * a.count + first) * SIZE, a.window[p] + tile, n);
+      copy<false, Teams::SIZE>(a.recv[RANK] + (p * a.count + first) * SIZE, a.window[p] + tile, n, s.tid);
     }
   }
   s.done();
@@ -93,13 +95,13 @@ KERNEL allgather_staged(const __grid_constant__ Args a) {
 // count: elements of the array, which is send on the root and recv elsewhere.
 #ifdef RDK_broadcast_staged
 KERNEL broadcast_staged(const __grid_constant__ Args a) {
-  Sync s(a);
+  Teams s(a);
   const u32 size = a.piece;
-  for (u64 first = (u64)blockIdx.x * size; first < a.count; first += (u64)gridDim.x * size) {
+  for (u64 first = (u64)s.team * size; first < a.count; first += (u64)s.teams() * size) {
     const u64 n = least(size, a.count - first), tile = s.tile();
-    if (RANK == a.root) copy<true>(a.window[RANK] + tile, a.send[RANK] + first * SIZE, n);
+    if (RANK == a.root) copy<true, Teams::SIZE>(a.window[RANK] + tile, a.send[RANK] + first * SIZE, n, s.tid);
     if (!s.meet(0)) return;
-    if (RANK != a.root) copy<false>(a.recv[RANK] + first * SIZE, a.window[a.root] + tile, n);
+    if (RANK != a.root) copy<false, Teams::SIZE>(a.recv[RANK] + first * SIZE, a.window[a.root] + tile, n, s.tid);
   }
   s.done();
 }
@@ -108,7 +110,7 @@ KERNEL broadcast_staged(const __grid_constant__ Args a) {
 // Nothing but the meeting. One block.
 #ifdef RDK_barrier
 KERNEL barrier(const __grid_constant__ Args a) {
-  Sync s(a);
+  Sync<1> s(a);
   if (s.meet(0)) s.done();
 }
 #endif

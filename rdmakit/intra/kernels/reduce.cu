@@ -3,6 +3,7 @@
 // algorithm gives the same bits on every rank.
 
 typedef RDK_OP Op;
+typedef Sync<RDK_TEAMS> Teams;
 
 // out = in[0] op in[1] op ..., in rank order.
 template <class P>
@@ -75,10 +76,17 @@ static __device__ __forceinline__ void deal(
   const u64 size = 32 * RDK_UNROLL * RDK_DYNAMIC, warps = (u64)gridDim.x * (THREADS / 32);
   u32* const next = (u32*)(a.window[RANK] + RDK_TICKET);
   u64 i = ((u64)blockIdx.x * THREADS + threadIdx.x) / 32;
+#if RDK_ROTATE
+  const u64 chunks = (last - first + size - 1) / size, turn = chunks * RANK / RANKS;
+#endif
   while (first + i * size < last) {
     u32 ticket = 0;
     if (lane == 0) ticket = atomicAdd(next, 1);  // arrives while the packs are reduced
+#if RDK_ROTATE
+    const u64 from = first + (i + turn < chunks ? i + turn : i + turn - chunks) * size;
+#else
     const u64 from = first + i * size;
+#endif
     reduce_range<Pack, ALL>(a, offset, shift, from, least(from + size, last), lane, 32);
     i = warps + __shfl_sync(0xffffffffu, ticket, 0);
   }
@@ -90,19 +98,20 @@ static __device__ __forceinline__ void end_deal(const Args& a) {
   if (threadIdx.x == 0 && atomicInc(next + 1, gridDim.x - 1) == gridDim.x - 1) atomicExch(next, 0);
 }
 
-// Reduce n elements of all ranks' windows from offset `at` into this rank's `to`, by one block.
-static __device__ __forceinline__ void reduce_tile(const Args& a, u64 at, u64 to, u32 n) {
+// Reduce n elements of all ranks' windows from offset `at` into this rank's `to`, by one team.
+static __device__ __forceinline__ void reduce_tile(
+    const Args& a, u64 at, u64 to, u32 n, u32 tid) {
   u32 done = 0;
   if (aligned(to)) {
     const u32 packs = n / LANES;
-    for (u32 i = threadIdx.x; i < packs; i += THREADS) {
+    for (u32 i = tid; i < packs; i += Teams::SIZE) {
       Pack out;
       reduce<Pack, 1, false>(a.window, at + i * 16, 0, &out);
       out.store(to + i * 16);
     }
     done = packs * LANES;
   }
-  for (u32 i = done + threadIdx.x; i < n; i += THREADS) {
+  for (u32 i = done + tid; i < n; i += Teams::SIZE) {
     One out;
     reduce<One, 1, false>(a.window, at + i * SIZE, 0, &out);
     out.store(to + i * SIZE);
@@ -113,7 +122,7 @@ static __device__ __forceinline__ void reduce_tile(const Args& a, u64 at, u64 to
 // count: elements of the array. In place is right: one thread reads and writes an element.
 #ifdef RDK_allreduce_direct
 KERNEL allreduce_direct(const __grid_constant__ Args a) {
-  Sync s(a);
+  Sync<1> s(a);
   if (!s.meet(0)) return;
   const u64 start = (u64)blockIdx.x * THREADS + threadIdx.x, step = (u64)gridDim.x * THREADS;
   u64 share = (a.packs + RANKS - 1) / RANKS;
@@ -135,7 +144,7 @@ KERNEL allreduce_direct(const __grid_constant__ Args a) {
 // count: elements of the output. In place: only this rank reads block RANK of its input.
 #ifdef RDK_reduce_scatter_direct
 KERNEL reduce_scatter_direct(const __grid_constant__ Args a) {
-  Sync s(a);
+  Sync<1> s(a);
   if (!s.meet(0)) return;
   const u64 start = (u64)blockIdx.x * THREADS + threadIdx.x, step = (u64)gridDim.x * THREADS;
   const u64 block = RANK * a.count * SIZE;
@@ -154,14 +163,14 @@ KERNEL reduce_scatter_direct(const __grid_constant__ Args a) {
 // memory. count: elements of the array, at most one tile a block.
 #ifdef RDK_allreduce_oneshot
 KERNEL allreduce_oneshot(const __grid_constant__ Args a) {
-  Sync s(a);
-  const u64 packs = (a.count + LANES - 1) / LANES, share = (packs + gridDim.x - 1) / gridDim.x;
-  const u64 first = least(blockIdx.x * share * LANES, a.count);
+  Teams s(a);
+  const u64 packs = (a.count + LANES - 1) / LANES, share = (packs + s.teams() - 1) / s.teams();
+  const u64 first = least(s.team * share * LANES, a.count);
   const u32 n = (u32)least(share * LANES, a.count - first);
   const u64 tile = s.tile();
-  copy<true>(a.window[RANK] + tile, a.send[RANK] + first * SIZE, n);
+  copy<true, Teams::SIZE>(a.window[RANK] + tile, a.send[RANK] + first * SIZE, n, s.tid);
   if (!s.meet(0)) return;
-  reduce_tile(a, tile, a.recv[RANK] + first * SIZE, n);
+  reduce_tile(a, tile, a.recv[RANK] + first * SIZE, n, s.tid);
   s.done();
 }
 #endif
@@ -204,19 +213,19 @@ struct Cut {
 template <class P>
 static __device__ __forceinline__ void step(
     const Args& a, const Tile<P> p, u64 from_p, u64 in, const Tile<P> s, u64 from_s, u64 to_s, u64 was,
-    const Tile<P> g, u64 to_g) {
-  const u32 U = 4, V = RANKS < 8 ? 8 / RANKS : 1, unit = P::N * SIZE;
+    const Tile<P> g, u64 to_g, u32 tid) {
+  const u32 U = 4, V = RANKS < 8 ? 8 / RANKS : 1, unit = P::N * SIZE, TEAM = Teams::SIZE;
   const u32 mp = p.others(), ms = s.last - s.first, mg = g.others();
   const u64 out = in + RDK_TILE, done = was + RDK_TILE;
-  u32 i = threadIdx.x, j = threadIdx.x;
-  for (; i < mp || i < mg || j < ms; i += U * THREADS, j += V * THREADS) {
+  u32 i = tid, j = tid;
+  for (; i < mp || i < mg || j < ms; i += U * TEAM, j += V * TEAM) {
     P vp[U], vg[U], vs[V][RANKS];
 #pragma unroll
     for (u32 u = 0; u < U; ++u)
-      if (i + u * THREADS < mp) vp[u].load_once(from_p + (u64)p.other(i + u * THREADS) * unit);
+      if (i + u * TEAM < mp) vp[u].load_once(from_p + (u64)p.other(i + u * TEAM) * unit);
 #pragma unroll
     for (u32 v = 0; v < V; ++v) {
-      const u32 at = s.first + j + v * THREADS;
+      const u32 at = s.first + j + v * TEAM;
       if (at >= s.last) continue;
 #pragma unroll
       for (u32 k = 0; k < RANKS; ++k) {
@@ -227,17 +236,17 @@ static __device__ __forceinline__ void step(
     }
 #pragma unroll
     for (u32 u = 0; u < U; ++u) {
-      if (i + u * THREADS >= mg) continue;
-      const u32 at = g.other(i + u * THREADS);
+      if (i + u * TEAM >= mg) continue;
+      const u32 at = g.other(i + u * TEAM);
       vg[u].load(a.window[at / g.share] + done + at * unit);
     }
 #pragma unroll
     for (u32 u = 0; u < U; ++u)
-      if (i + u * THREADS < mp)
-        vp[u].store(a.window[RANK] + in + p.other(i + u * THREADS) * unit);
+      if (i + u * TEAM < mp)
+        vp[u].store(a.window[RANK] + in + p.other(i + u * TEAM) * unit);
 #pragma unroll
     for (u32 v = 0; v < V; ++v) {
-      const u32 at = s.first + j + v * THREADS;
+      const u32 at = s.first + j + v * TEAM;
       if (at >= s.last) continue;
       P result;
       fold(vs[v], result);
@@ -246,7 +255,7 @@ static __device__ __forceinline__ void step(
     }
 #pragma unroll
     for (u32 u = 0; u < U; ++u)
-      if (i + u * THREADS < mg) vg[u].store_once(to_g + (u64)g.other(i + u * THREADS) * unit);
+      if (i + u * TEAM < mg) vg[u].store_once(to_g + (u64)g.other(i + u * TEAM) * unit);
   }
 }
 
@@ -256,11 +265,11 @@ static __device__ __forceinline__ void step(
 // count: elements of the array. In place is right: a shard is read before its result is stored.
 #ifdef RDK_allreduce_staged
 KERNEL allreduce_staged(const __grid_constant__ Args a) {
-  Sync s(a);
-  const u64 from = a.send[RANK], to = a.recv[RANK], stride = (u64)gridDim.x * a.piece;
+  Teams s(a);
+  const u64 from = a.send[RANK], to = a.recv[RANK], stride = (u64)s.teams() * a.piece;
   const bool whole = aligned(from | to);
   u64 n[3] = {0, 0, 0};  // elements of tiles k, k-1 and k-2
-  for (u64 first = (u64)blockIdx.x * a.piece;; first += stride) {
+  for (u64 first = (u64)s.team * a.piece;; first += stride) {
     n[2] = n[1];
     n[1] = n[0];
     n[0] = first < a.count ? least(a.piece, a.count - first) : 0;
@@ -268,9 +277,9 @@ KERNEL allreduce_staged(const __grid_constant__ Args a) {
     const u64 in = s.tile(), was = s.other_tile();
     const Cut c0((u32)n[0], whole), c1((u32)n[1], whole), c2((u32)n[2], whole);
     step<Pack>(a, c0.packs(), from + at0, in, c1.packs(), from + at1, to + at1, was, c2.packs(),
-               to + at2);
+               to + at2, s.tid);
     step<One>(a, c0.rest(), from + at0, in, c1.rest(), from + at1, to + at1, was, c2.rest(),
-              to + at2);
+              to + at2, s.tid);
     if (!n[0] && !n[1]) break;
     if (!s.meet(0)) return;
   }
@@ -282,16 +291,16 @@ KERNEL allreduce_staged(const __grid_constant__ Args a) {
 // count: elements of the output.
 #ifdef RDK_reduce_scatter_staged
 KERNEL reduce_scatter_staged(const __grid_constant__ Args a) {
-  Sync s(a);
+  Teams s(a);
   const u32 size = a.piece;  // of one rank's share
-  for (u64 first = (u64)blockIdx.x * size; first < a.count; first += (u64)gridDim.x * size) {
+  for (u64 first = (u64)s.team * size; first < a.count; first += (u64)s.teams() * size) {
     const u32 n = (u32)least(size, a.count - first);
     const u64 tile = s.tile();
     for (u32 p = 0; p < RANKS; ++p)
-      copy<true>(a.window[RANK] + tile + p * size * SIZE,
-                 a.send[RANK] + (p * a.count + first) * SIZE, n);
+      copy<true, Teams::SIZE>(a.window[RANK] + tile + p * size * SIZE,
+                 a.send[RANK] + (p * a.count + first) * SIZE, n, s.tid);
     if (!s.meet(0)) return;
-    reduce_tile(a, tile + RANK * size * SIZE, a.recv[RANK] + first * SIZE, n);
+    reduce_tile(a, tile + RANK * size * SIZE, a.recv[RANK] + first * SIZE, n, s.tid);
   }
   s.done();
 }

@@ -1,8 +1,8 @@
 // How the ranks of a node wait for each other inside a kernel.
 //
-// Block b of every rank meets block b of the others. A rank posts by a release store of
+// Team b of every rank meets team b of the others. A rank posts by a release store of
 // (signature, epoch) into each peer's flags and waits for theirs in its own. Epochs are kept in
-// the window, one for each block, and advanced by the kernel, so that a captured graph can be
+// the window, one for each team, and advanced by the kernel, so that a captured graph can be
 // replayed. Two sets of flags serve in turn: a peer is at most one meeting ahead, so a word is
 // read before it is written again, and words that do not match are calls that do not match.
 //
@@ -10,7 +10,7 @@
 // failed; then the error words are written, the peers are told, and every later kernel of this
 // window returns at once.
 //
-// Memory model (PTX ISA, "Memory Consistency Model"): __syncthreads orders the block's accesses
+// Memory model (PTX ISA, "Memory Consistency Model"): a barrier orders the team's accesses
 // before the release at system scope, and after the acquire.
 
 static const u32 MAX_RANKS = RDK_MAX_RANKS;
@@ -57,46 +57,68 @@ static __device__ __forceinline__ u64 nanoseconds() {
   return t;
 }
 
+// A block works as TEAMS teams, each with flags, tiles and meetings of its own, so that one moves
+// data while another waits. (More blocks would do as well, but it takes one for each SM to be sure
+// that all of them are resident at once; a block that is not would never be met.)
+template <u32 TEAMS>
 struct Sync {
+  static const u32 SIZE = THREADS / TEAMS;  // threads of a team
+
   const Args& a;
+  const u32 tid;   // this thread in its team
+  const u32 team;  // this team in the grid
   u32 epoch;
   u32 dead;
 
-  __device__ __forceinline__ explicit Sync(const Args& args) : a(args) {
+  __device__ __forceinline__ explicit Sync(const Args& args)
+      : a(args), tid(threadIdx.x % SIZE), team(blockIdx.x * TEAMS + threadIdx.x / SIZE) {
     const u64 mine = a.window[RANK];
-    epoch = peek(mine + RDK_EPOCHS + 4 * blockIdx.x);
+    epoch = peek(mine + RDK_EPOCHS + 4 * team);
     dead = peek(mine + RDK_FAILED);
   }
 
-  // Where in each window this block of its rank keeps what the peers will read after the next
+  static __device__ __forceinline__ u32 teams() { return gridDim.x * TEAMS; }
+
+  // Where in each window this team of its rank keeps what the peers will read after the next
   // meeting, and until the one after it. Two regions in turn, by the epoch of writing: when it
   // is `epoch` again to write one, all have met twice since they could read it.
   __device__ __forceinline__ u64 tile() const { return tile_at(epoch); }
   // What the peers have written before the last meeting.
   __device__ __forceinline__ u64 other_tile() const { return tile_at(epoch + 1); }
 
-  // Wait for this block of all ranks; false when the kernel must end.
+  // Wait for this team of all ranks; false when the kernel must end.
   __device__ bool meet(u32 phase) {
-    __syncthreads();
+    join(0);
     epoch += 1;
     u32 bad = dead;
-    if (!dead && threadIdx.x < RANKS - 1) {
-      const u32 peer = (RANK + 1 + threadIdx.x) % RANKS;
-      const u64 row = RDK_FLAGS + ((u64)(epoch & 1) * RDK_MAX_BLOCKS + blockIdx.x) * MAX_RANKS * 8;
+    if (!dead && tid < RANKS - 1) {
+      const u32 peer = (RANK + 1 + tid) % RANKS;
+      const u64 row = RDK_FLAGS + ((u64)(epoch & 1) * RDK_MAX_BLOCKS + team) * MAX_RANKS * 8;
       const u64 word = (u64)(a.signature + phase) << 32 | epoch;
       post(a.window[peer] + row + RANK * 8, word);
       bad = wait(a.window[RANK] + row + peer * 8, word, peer, phase);
     }
-    return !__syncthreads_or(bad);
+    return !join(bad);
   }
 
   __device__ void done() {
-    if (threadIdx.x == 0) poke(a.window[RANK] + RDK_EPOCHS + 4 * blockIdx.x, epoch);
+    if (tid == 0) poke(a.window[RANK] + RDK_EPOCHS + 4 * team, epoch);
   }
 
  private:
-  static __device__ __forceinline__ u64 tile_at(u32 when) {
-    return RDK_TILES + (2ull * blockIdx.x + (when & 1)) * 2 * RDK_TILE;
+  __device__ __forceinline__ u64 tile_at(u32 when) const {
+    return RDK_TILES + (2ull * team + (when & 1)) * 2 * RDK_TILE;
+  }
+
+  // A barrier of the team; returns whether any thread gave something but 0.
+  static __device__ __forceinline__ u32 join(u32 value) {
+    if (TEAMS == 1) return __syncthreads_or(value);
+    u32 any;
+    asm volatile(
+        "{ .reg .pred p, q; setp.ne.u32 q, %1, 0; barrier.cta.red.or.pred p, %2, %3, q;"
+        " selp.u32 %0, 1, 0, p; }"
+        : "=r"(any) : "r"(value), "r"(1 + threadIdx.x / SIZE), "n"(SIZE) : "memory");
+    return any;
   }
 
   __device__ u32 wait(u64 at, u64 word, u32 peer, u32 phase) {
@@ -120,7 +142,7 @@ struct Sync {
     if (atomicCAS((u32*)(a.window[RANK] + RDK_FAILED), 0u, state) == 0) {
       poke(a.words + 4 * WORD_PEER, peer);
       poke(a.words + 4 * WORD_PHASE, phase);
-      poke(a.words + 4 * WORD_BLOCK, blockIdx.x);
+      poke(a.words + 4 * WORD_BLOCK, team);
       poke(a.words + 4 * WORD_EPOCH, (u32)got);
       poke(a.words + 4 * WORD_WANT, (u32)(word >> 32));
       poke(a.words + 4 * WORD_GOT, (u32)(got >> 32));

@@ -33,7 +33,7 @@ from tests.conformance.values import DTYPES, OPS, check
 
 WORLD = load_mpi().COMM_WORLD
 RANK, SIZE = WORLD.Get_rank(), WORLD.Get_size()
-BIG = 200_001
+BIG = 120_001
 
 
 def say(*words: object) -> None:
@@ -91,7 +91,9 @@ def matrix() -> None:
             if ranks_per_node > SIZE or (ucx == "none" and ranks_per_node in (0, SIZE)):
                 continue
             start = time.monotonic()
-            config = Config(ucx=ucx, ranks_per_node=ranks_per_node, timeout=30, window_bytes=1 << 18)
+            config = Config(
+                ucx=ucx, ranks_per_node=ranks_per_node, timeout=30, window_bytes=1 << 17
+            )
             with Communicator(config=config) as comm:
                 assert comm.layout.ranks_per_node == sizes_of(SIZE, ranks_per_node)
                 assert comm.virtual == (len(comm.layout.nodes) > 1)
@@ -296,7 +298,7 @@ def timeout() -> None:
         if RANK != SIZE - 1:
             for _ in range(2):  # of two nodes the first notices only at its second call
                 try:
-                    comm.Allreduce(x, x, algorithm="hierarchical", timeout=0.7)
+                    comm.Allreduce(x, x, algorithm="hierarchical", timeout=0.4)
                 except TransferTimeout as exc:
                     say(f"timeout {number}:", exc)
                     break
@@ -306,7 +308,7 @@ def timeout() -> None:
                 say(f"closed {number}:", exc)
             comm.close()
         else:
-            time.sleep(1.5)
+            time.sleep(0.9)
         # Where the last rank is, nothing has failed: it leaves the communicator open.
         WORLD.Barrier()
 

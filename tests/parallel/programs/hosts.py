@@ -57,7 +57,7 @@ def count(comm: Communicator, algorithm: str) -> None:
     comm.Barrier()
     assert (y == comm.size * (comm.size + 1) / 2).all()
     if comm.local_rank == 0:
-        say("bytes", comm.host, (after - before) / CALLS)
+        say("bytes", algorithm, comm.host, (after - before) / CALLS)
 
 
 with Communicator() as comm:
@@ -66,6 +66,3 @@ with Communicator() as comm:
     else:
         for name in sys.argv[2:]:
             count(comm, name)
-            comm.Barrier()
-            say("counted", name)
-            comm.Barrier()
