@@ -135,7 +135,7 @@ class Ranks:
             self.row(case, nbytes, us, host_us=host, traffic=share)
 
         for nbytes in SMALL:
-            if nbytes <= node.layout.blocks * node.layout.tile:
+            if nbytes <= node.layout.teams * node.layout.tile:
                 measure("one-shot", "oneshot", plain, nbytes, 200)
         for nbytes in SMALL[5:]:
             measure("two-shot small", "direct", shared, nbytes, 100)

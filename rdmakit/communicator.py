@@ -238,6 +238,11 @@ class Communicator(Collectives):
         _open.discard(self)
         for group in (self, self.node, self.rail):
             group._release()
+        # Whoever holds a method of the channel keeps its worker alive beyond close.
+        self._waiter.check_peers = self._waiter.progress = _nothing
+        for control in self._parts:
+            if isinstance(control, MpiBootstrap):
+                control.meanwhile = None
         if self.window is not None:
             self.window.close()
         if collective:
@@ -256,6 +261,10 @@ class Communicator(Collectives):
         if kind is None:
             self.close()
         # After an exception the other ranks are not here: the exit guard ends the job.
+
+
+def _nothing() -> None:
+    pass
 
 
 def _agree_identity(bootstrap: Bootstrap) -> int:

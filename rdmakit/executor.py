@@ -93,11 +93,19 @@ class Bound:
                 self._waiters[before].append(index)
         self._left = [len(after) for after in program.after]
         self._first = [i for i, n in enumerate(self._left) if not n]
-        self.run: Callable[[int, Sequence[object]], None] = (
-            self._run_messages if program.messages else self._run_straight
-        )
-        """``run(tag, keep)``: run once. ``tag`` is equal on all ranks and not used by other
-        operations under way; ``keep`` owns the memory and outlives what is given up."""
+
+    def run(self, tag: int, keep: Sequence[object] = ()) -> None:
+        """Run once. Collective, blocking.
+
+        Args:
+            tag: equal on all ranks and not used by other operations under way.
+            keep: owns the memory; outlives what is given up.
+        """
+        # Not bound once as an attribute: memory would then wait for the garbage collector.
+        if self.program.messages:
+            self._run_messages(tag, keep)
+        else:
+            self._run_straight(tag, keep)
 
     def _compile(self, step: object, view: Callable[[Ref], Array]) -> _Op:
         match step:

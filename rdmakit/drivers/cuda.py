@@ -36,6 +36,7 @@ __all__ = [
     "current_device",
     "device_facts",
     "export_handle",
+    "flush_nic_writes",
     "open_handle",
     "pointer_facts",
     "wait_event",
@@ -361,3 +362,15 @@ def copy_now(dst: int, src: int, nbytes: int) -> None:
     """Copy between any two addresses and wait for it; ordered on the legacy default stream."""
     if nbytes:
         call("cuMemcpy", dst, src, nbytes)
+
+
+def flush_nic_writes(*, all_devices: bool) -> None:
+    """Make what a NIC has written to this GPU visible: to its own kernels, or to all GPUs. Local.
+
+    Needed where ``DeviceFacts.gpudirect_ordering`` is below 100 (200 for all). Blocks the host for
+    the flush itself, some microseconds.
+
+    Raises:
+        CudaError: the device does not offer it (``gpudirect_flush`` bit 0).
+    """
+    call("cuFlushGPUDirectRDMAWrites", 1, 200 if all_devices else 100)  # 1: the current context

@@ -26,7 +26,6 @@ __all__ = [
     "device_attribute",
     "is_capturing",
     "library",
-    "occupancy",
     "pointer_attributes",
 ]
 
@@ -61,7 +60,6 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cuGetErrorName": (c_int, POINTER(ctypes.c_char_p)),
     "cuGetErrorString": (c_int, POINTER(ctypes.c_char_p)),
     "cuInit": (c_uint,),
-    "cuDriverGetVersion": (POINTER(c_int),),
     "cuDeviceGetCount": (POINTER(c_int),),
     "cuDeviceGet": (POINTER(c_int), c_int),
     "cuDeviceGetName": (_P, c_int, c_int),
@@ -71,8 +69,6 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cuDeviceTotalMem_v2": (POINTER(c_size_t), c_int),
     "cuDevicePrimaryCtxRetain": (POINTER(_P), c_int),
     "cuCtxSetCurrent": (_P,),
-    "cuCtxGetCurrent": (POINTER(_P),),
-    "cuCtxGetDevice": (POINTER(c_int),),
     "cuPointerGetAttributes": (c_uint, POINTER(c_int), POINTER(_P), _ADDR),
     "cuMemAlloc_v2": (POINTER(_ADDR), c_size_t),
     "cuMemFree_v2": (_ADDR,),
@@ -90,11 +86,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cuEventRecord": (_P, _P),
     "cuEventQuery": (_P,),
     "cuStreamWaitEvent": (_P, _P, c_uint),
-    "cuStreamCreate": (POINTER(_P), c_uint),
-    "cuStreamDestroy_v2": (_P,),
     "cuStreamIsCapturing": (_P, POINTER(c_int)),
-    "cuFuncGetAttribute": (POINTER(c_int), c_int, _P),
-    "cuOccupancyMaxActiveBlocksPerMultiprocessor": (POINTER(c_int), _P, c_int, c_size_t),
     "cuLaunchKernel": (_P, *(c_uint,) * 7, _P, _P, _P),
     "cuFlushGPUDirectRDMAWrites": (c_int, c_int),
 }
@@ -178,13 +170,6 @@ def is_capturing(stream: int) -> bool:
     if code:
         raise CudaError("cuStreamIsCapturing", code)
     return status.value != 0
-
-
-def occupancy(function: int, threads: int) -> int:
-    """Return how many blocks of a kernel fit one SM at once."""
-    blocks = c_int()
-    call("cuOccupancyMaxActiveBlocksPerMultiprocessor", byref(blocks), function, threads, 0)
-    return blocks.value
 
 
 class Launch:

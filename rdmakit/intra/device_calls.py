@@ -128,6 +128,7 @@ def plan_call(
         nbytes * parts,
         registered=all(entry is not None for entry in needed),
         shared=place.shared,
+        room=place.blocks * kernels.TEAMS * place.layout.tile,
     )
     pointers = [[0] * size, [0] * size]
     where = []
@@ -157,8 +158,6 @@ def plan_call(
         tile = place.layout.tile
         if kind is Kind.REDUCE_SCATTER:
             tile = tile // size // 16 * 16
-        if algorithm == "oneshot":  # one piece for each team
-            assert nbytes <= tile * blocks * kernels.TEAMS
         piece, blocks = pieces(nbytes, blocks, tile)
         args.piece = piece // unit
     return Prepared(variant, f"{kind.value}_{algorithm}", blocks, args, text)

@@ -6,6 +6,7 @@ Stream-ordered: the calls return when the kernel is enqueued.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 
 from rdmakit.datatypes import ReduceOp
 from rdmakit.drivers import cuda, cuda_compile
@@ -129,6 +130,11 @@ def _strided(
     return _launch(device, kernels.pack_variant(itemsize), name, count, args)
 
 
+@cache
+def _sms(device: int) -> int:
+    return cuda.device_facts(device).sms
+
+
 def _launch(
     device: int,
     variant: kernels.Variant,
@@ -137,6 +143,6 @@ def _launch(
     args: kernels.Sources | kernels.Strided,
 ) -> Launch:
     function = cuda_compile.get_kernel(device, variant.source, variant.options, name)
-    most = 4 * cuda.device_facts(device).sms  # four blocks of 512 threads fill an SM
+    most = 4 * _sms(device)  # four blocks of 512 threads fill an SM
     blocks = max(1, min(most, -(-work // kernels.THREADS)))
     return Launch(function, blocks, kernels.THREADS, args)

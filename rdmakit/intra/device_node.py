@@ -7,6 +7,10 @@ tile through the window on any other. Ranks must agree in what they call and in 
 registered; a kernel that meets another kind of call on a peer ends with CollectiveMismatch before
 it has written to any output.
 
+One collective of a node runs at a time: a call on another stream is ordered after the last. In a
+CUDA graph, which may hold any of these calls once their kernels are compiled, the user orders it.
+Two nodes that share a GPU and are used from two streams at once need ``crowd``.
+
 Errors are found by the kernels and reported by the next call, :meth:`DeviceNode.check` or
 :meth:`DeviceNode.wait`; after one the node is unusable and its memory stays until exit, since a
 late peer may still write to it.
@@ -38,7 +42,7 @@ from rdmakit.intra.device_calls import (
     plan_call,
 )
 from rdmakit.intra.device_kernels import MAX_RANKS, TEAMS, THREADS, TILE, WindowLayout, Word
-from rdmakit.intra.device_plan import grid_for
+from rdmakit.intra.device_plan import Grid, grid_for
 from rdmakit.intra.device_words import explain, notes_on
 from rdmakit.plan.shape import Kind
 from rdmakit.protocols import Bootstrap
@@ -70,12 +74,12 @@ class DeviceNode:
         facts: Sequence[cuda.DeviceFacts],
         window: Shared | None,
         layout: WindowLayout,
+        grid: Grid,
         unroll: int,
     ) -> None:
         self.rank, self.size, self.facts = bootstrap.rank, bootstrap.size, tuple(facts)
         self.device = facts[bootstrap.rank].ordinal
-        self.grid = grid_for(facts)
-        self.layout = layout
+        self.grid, self.layout = grid, layout
         self.notes: tuple[str, ...] = notes_on(self.facts, self.grid)
         self._bootstrap, self._waiter, self._window = bootstrap, waiter, window
         self._unroll = unroll
@@ -97,6 +101,7 @@ class DeviceNode:
         waiter: Waiter,
         *,
         device: int | None = None,
+        crowd: int = 0,
         tile: int = 0,
         unroll: int = 0,
     ) -> DeviceNode:
@@ -106,6 +111,8 @@ class DeviceNode:
             bootstrap: control plane of the node.
             waiter: deadline of waits; its timeout is also the kernels'.
             device: ordinal; default CuPy's current device.
+            crowd: ranks of the whole job on the busiest GPU, if more than this node's (virtual
+                nodes on one GPU): all their kernels must be resident at once. Equal on all ranks.
             tile: bytes a block passes through its window at a time; default the layout's.
             unroll: packs a thread has under way; default by the number of ranks.
 
@@ -127,9 +134,10 @@ class DeviceNode:
                 raise SetupError(f"local rank {rank}: {text}")
         assert device is not None
         facts = exchange_facts(bootstrap, device)
-        layout = WindowLayout(grid_for(facts).blocks * TEAMS, tile or TILE)
+        grid = grid_for(facts, crowd)
+        layout = WindowLayout(grid.blocks * TEAMS, tile or TILE)
         window = share_window(bootstrap, facts, layout.nbytes) if bootstrap.size > 1 else None
-        return cls(bootstrap, waiter, facts, window, layout, unroll)
+        return cls(bootstrap, waiter, facts, window, layout, grid, unroll)
 
     # -- memory -------------------------------------------------------------------------------
 

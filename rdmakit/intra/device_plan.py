@@ -10,13 +10,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from rdmakit.drivers.cuda import DeviceFacts
-from rdmakit.intra.device_kernels import MAX_BLOCKS, TEAMS, THREADS
+from rdmakit.intra.device_kernels import MAX_TEAMS, TEAMS, THREADS
 from rdmakit.plan.shape import Kind
 
 __all__ = ["Grid", "Split", "algorithm_for", "grid_for", "pieces", "signature", "split"]
 
 _ONESHOT_BYTES = {
-    True: ((2, 2 << 20), (4, 1 << 20), (8, 512 << 10), (16, 256 << 10)),
+    True: ((2, 2 << 20), (4, 2 << 20), (8, 512 << 10), (16, 256 << 10)),
     False: ((2, 512 << 10), (4, 256 << 10), (8, 128 << 10), (16, 64 << 10)),
 }
 """(ranks up to, bytes up to) where one-shot is at least as fast as two-shot, by whether ranks share
@@ -41,7 +41,7 @@ class Grid:
     is given to one process after another, and a meeting costs time slices."""
 
 
-def grid_for(facts: Sequence[DeviceFacts]) -> Grid:
+def grid_for(facts: Sequence[DeviceFacts], crowd: int = 0) -> Grid:
     """Return the grid for ranks with these devices: one block for each SM, all ranks together.
 
     A rank with a GPU of its own takes every second SM: enough for its links, and while it waits
@@ -50,16 +50,21 @@ def grid_for(facts: Sequence[DeviceFacts]) -> Grid:
     More would fit by their registers, but a smaller kernel that ended between two blocks can leave
     an SM's registers in pieces too small for the second; it then waits for the first, which waits
     for its peer: seen with two blocks for each SM. With one, some SM has none yet.
+
+    Args:
+        facts: each rank's device.
+        crowd: ranks of the whole job on the busiest GPU, where other nodes' ranks are there too.
     """
     uuids = [entry.uuid for entry in facts]
-    sharing = max(uuids.count(uuid) for uuid in uuids)
+    counts = [max(uuids.count(uuid), crowd) for uuid in uuids]
+    sharing = max(counts)
     resident = sharing == 1 or all(entry.mps for entry in facts)
-    blocks = min(entry.sms // max(2, uuids.count(entry.uuid)) for entry in facts)
-    return Grid(max(1, min(blocks, MAX_BLOCKS // TEAMS)), sharing, resident)
+    blocks = min(entry.sms // max(2, n) for entry, n in zip(facts, counts, strict=True))
+    return Grid(max(1, min(blocks, MAX_TEAMS // TEAMS)), sharing, resident)
 
 
 def algorithm_for(
-    kind: Kind, ranks: int, nbytes: int, *, registered: bool, shared: bool = False
+    kind: Kind, ranks: int, nbytes: int, *, registered: bool, shared: bool, room: int
 ) -> str:
     """Return ``oneshot``, ``direct`` or ``staged``.
 
@@ -69,9 +74,11 @@ def algorithm_for(
         nbytes: bytes of the whole array (of all ranks' blocks, for the kinds that have them).
         registered: whether the memory that peers would address is registered.
         shared: whether ranks share a GPU.
+        room: bytes of all tiles of a rank.
     """
     if kind is Kind.ALLREDUCE:
-        if nbytes <= next(limit for most, limit in _ONESHOT_BYTES[shared] if ranks <= most):
+        limit = next(limit for most, limit in _ONESHOT_BYTES[shared] if ranks <= most)
+        if nbytes <= min(limit, room):
             return "oneshot"
     elif nbytes < _DIRECT_BYTES:
         return "staged"

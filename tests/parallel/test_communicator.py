@@ -114,6 +114,10 @@ def test_left_open_at_exit(family: str, turn: int) -> None:
         assert not result.left
 
 
+def test_closed_communicators_hold_nothing(family: str) -> None:
+    run(family, 2, "descriptors")
+
+
 def test_dropped_without_close(family: str) -> None:
     run(family, 3, "dropped")
 

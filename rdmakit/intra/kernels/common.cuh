@@ -6,6 +6,7 @@
 //   RDK_RANKS  ranks of the node   RDK_RANK   this rank
 //   RDK_THREADS threads of a block RDK_UNROLL packs a thread has under way at once
 //   RDK_TEAMS  teams of a block in kernels that go through the window
+//   RDK_STEPS  rounds of packs a warp takes at a time in kernels that do not
 //   RDK_<kernel> one for each kernel that is wanted: compiling all takes a second or two
 
 #define KERNEL extern "C" __global__ void __launch_bounds__(RDK_THREADS, 1)
@@ -119,31 +120,17 @@ struct alignas(16) Vec {
   u32 x, y, z, w;
 };
 
-#if RDK_STICKY
-static __device__ __forceinline__ u64 sticky() {
-  u64 policy;
-  asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
-  return policy;
-}
-#define HINT ".L2::cache_hint"
-#define POLICY , "l"(sticky())
-#define P5 ", %5"
-#else
-#define HINT ""
-#define POLICY
-#define P5 ""
-#endif
 // 16 bytes of a peer's or of this rank's memory. Never the read-only path: others write it. asm
 // volatile keeps the order of issue, by which the ranks start at different peers.
 static __device__ __forceinline__ Vec load16(u64 at) {
   Vec v;
-  asm volatile("ld.global.L1::no_allocate" HINT ".v4.u32 {%0,%1,%2,%3}, [%4]" P5 ";"
-               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(at) POLICY : "memory");
+  asm volatile("ld.global.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(at) : "memory");
   return v;
 }
 static __device__ __forceinline__ void store16(u64 at, Vec v) {
-  asm volatile("st.global" HINT ".v4.u32 [%0], {%1,%2,%3,%4}" P5 ";"
-               :: "l"(at), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) POLICY : "memory");
+  asm volatile("st.global.v4.u32 [%0], {%1,%2,%3,%4};"
+               :: "l"(at), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
 }
 // The same for data that is touched once: it makes room in the L2 cache first.
 static __device__ __forceinline__ Vec load16_once(u64 at) {
@@ -185,32 +172,32 @@ static const u32 LANES = 16 / sizeof(Stored);  // elements of a pack
 static __device__ __forceinline__ bool aligned(u64 at) { return (at & 15) == 0; }
 static __device__ __forceinline__ u64 least(u64 a, u64 b) { return a < b ? a : b; }
 
-// Copy n elements by THREADS threads: into the window (IN: the source is read once), or out of it.
-template <bool IN, u32 THREADS>
+// Copy n elements by N threads: into the window (IN: the source is read once), or out of it.
+template <bool IN, u32 N>
 static __device__ __forceinline__ void copy(u64 dst, u64 src, u64 n, u32 tid) {
   const u32 U = 4;
   u64 done = 0;
   if (aligned(dst | src)) {
     const u64 packs = n / LANES;
-    for (u64 i = tid; i < packs; i += U * THREADS) {
+    for (u64 i = tid; i < packs; i += U * N) {
       Pack v[U];
 #pragma unroll
       for (u32 u = 0; u < U; ++u) {
-        if (i + u * THREADS >= packs) continue;
-        if (IN) v[u].load_once(src + (i + u * THREADS) * 16);
-        else v[u].load(src + (i + u * THREADS) * 16);
+        if (i + u * N >= packs) continue;
+        if (IN) v[u].load_once(src + (i + u * N) * 16);
+        else v[u].load(src + (i + u * N) * 16);
       }
 #pragma unroll
       for (u32 u = 0; u < U; ++u) {
-        if (i + u * THREADS >= packs) continue;
-        if (IN) v[u].store(dst + (i + u * THREADS) * 16);
-        else v[u].store_once(dst + (i + u * THREADS) * 16);
+        if (i + u * N >= packs) continue;
+        if (IN) v[u].store(dst + (i + u * N) * 16);
+        else v[u].store_once(dst + (i + u * N) * 16);
       }
     }
     done = packs * LANES;
   }
 #pragma unroll 4
-  for (u64 i = done + tid; i < n; i += THREADS) {
+  for (u64 i = done + tid; i < n; i += N) {
     One v;
     v.load(src + i * SIZE);
     v.store(dst + i * SIZE);

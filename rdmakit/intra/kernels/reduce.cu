@@ -73,20 +73,13 @@ template <bool ALL>
 static __device__ __forceinline__ void deal(
     const Args& a, u64 offset, i64 shift, u64 first, u64 last) {
   const u32 lane = threadIdx.x % 32;
-  const u64 size = 32 * RDK_UNROLL * RDK_DYNAMIC, warps = (u64)gridDim.x * (THREADS / 32);
+  const u64 size = 32 * RDK_UNROLL * RDK_STEPS, warps = (u64)gridDim.x * (THREADS / 32);
   u32* const next = (u32*)(a.window[RANK] + RDK_TICKET);
   u64 i = ((u64)blockIdx.x * THREADS + threadIdx.x) / 32;
-#if RDK_ROTATE
-  const u64 chunks = (last - first + size - 1) / size, turn = chunks * RANK / RANKS;
-#endif
   while (first + i * size < last) {
     u32 ticket = 0;
     if (lane == 0) ticket = atomicAdd(next, 1);  // arrives while the packs are reduced
-#if RDK_ROTATE
-    const u64 from = first + (i + turn < chunks ? i + turn : i + turn - chunks) * size;
-#else
     const u64 from = first + i * size;
-#endif
     reduce_range<Pack, ALL>(a, offset, shift, from, least(from + size, last), lane, 32);
     i = warps + __shfl_sync(0xffffffffu, ticket, 0);
   }

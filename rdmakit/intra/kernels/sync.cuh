@@ -93,7 +93,7 @@ struct Sync {
     u32 bad = dead;
     if (!dead && tid < RANKS - 1) {
       const u32 peer = (RANK + 1 + tid) % RANKS;
-      const u64 row = RDK_FLAGS + ((u64)(epoch & 1) * RDK_MAX_BLOCKS + team) * MAX_RANKS * 8;
+      const u64 row = RDK_FLAGS + ((u64)(epoch & 1) * RDK_MAX_TEAMS + team) * MAX_RANKS * 8;
       const u64 word = (u64)(a.signature + phase) << 32 | epoch;
       post(a.window[peer] + row + RANK * 8, word);
       bad = wait(a.window[RANK] + row + peer * 8, word, peer, phase);

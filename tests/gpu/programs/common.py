@@ -126,7 +126,7 @@ def same(got: Any, want: Any, what: object) -> None:
 def forced(algorithm: str) -> Any:
     """Let one algorithm serve every size."""
 
-    def choose(kind: Kind, ranks: int, nbytes: int, *, registered: bool, shared: bool) -> str:
+    def choose(kind: Kind, ranks: int, nbytes: int, *, registered: bool, **_: object) -> str:
         if algorithm == "oneshot" and kind is not Kind.ALLREDUCE:
             return "staged"
         assert registered or algorithm != "direct", "not registered"

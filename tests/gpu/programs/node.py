@@ -146,7 +146,7 @@ def conformance(which: str = "some") -> None:
                 if dtype == "float32" and op is SUM:
                     settings += [(big, (2, 2), False), (big, (1, 2), False), (16, (0, 0), True)]
                 for count, offsets, in_place in settings:
-                    if algorithm == "oneshot" and count * 8 > node.layout.blocks * 4096:
+                    if algorithm == "oneshot" and count * 8 > node.layout.teams * 4096:
                         continue
                     root = cases % SIZE
                     one(node, kind, algorithm, count, dtype, op, offsets,

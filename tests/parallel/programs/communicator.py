@@ -210,6 +210,19 @@ def left_open() -> None:
         time.sleep(0.2)
 
 
+def descriptors() -> None:
+    """A closed communicator holds nothing any more, though the object is still there."""
+    held, counts = [], []
+    for _ in range(4):
+        comm = Communicator(config=Config(ranks_per_node=1 + len(counts) % 2))
+        x = np.full(BIG, 1.0)
+        comm.Allreduce(x, x, algorithm="hierarchical")
+        comm.close()
+        held.append(comm)
+        counts.append(len(list(Path("/proc/self/fd").iterdir())))
+    assert max(counts[1:]) <= counts[0] + 1, counts
+
+
 def dropped() -> None:
     """Communicators that nobody closes and nobody holds."""
     for _ in range(3):
