@@ -47,14 +47,15 @@ MAX_DIMS = 8
 THREADS = 512
 """Threads of a block: with 128 registers each, one block fits any SM."""
 TEAMS = 2
-"""Teams of a block in kernels that go through the window. Measured with 2, 4 and 8 ranks on an H200:
-1 is 6 to 9 % of the copy rate slower, 4 the same as 2."""
+"""Teams of a block in kernels that go through the window. Measured on one H200, in shares of its
+copy rate: 1 is 4 to 9 % slower with 4 and 8 ranks and the same with 2; 4 is the same as 2."""
 STEPS = 2
-"""Rounds of packs a warp takes at a time: 2 to 8 were within 1 %, one and 16 were slower."""
+"""Rounds of packs a warp takes at a time. Measured there: 8 is 1 to 2.5 % slower, 16 up to 4 %."""
 TILE = 48 << 10
 """Bytes of an array that a team passes through its window at a time: large enough that a meeting
-(some 3 us) costs little beside the copying, small enough that the tiles of all teams of a GPU mostly
-stay in an L2 cache of 50 MB. Measured 32, 48 and 64 KiB on an H200: 49, 54 and 53 %."""
+(some 3 us) costs little beside the copying, small enough that the tiles of all teams of a GPU
+stay, mostly, in an L2 cache of 50 MB. Measured there, 4 and 8 ranks: 32 KiB 49 to 50 % of the copy
+rate, 48 KiB 54 %, 64 KiB 53 %."""
 
 REDUCED_DTYPES = {
     "float16": 2, "bfloat16": 2, "float32": 4, "float64": 8,

@@ -26,7 +26,6 @@ from rdmakit.datatypes import SUM, ReduceOp
 from rdmakit.drivers import cuda, cuda_compile, cuda_driver
 from rdmakit.errors import (
     CommunicatorClosed,
-    InvalidArgument,
     RdmaKitError,
     SetupError,
     TransferTimeout,
@@ -43,7 +42,7 @@ from rdmakit.intra.device_calls import (
 )
 from rdmakit.intra.device_kernels import MAX_RANKS, TEAMS, THREADS, TILE, WindowLayout, Word
 from rdmakit.intra.device_plan import Grid, grid_for
-from rdmakit.intra.device_words import explain, notes_on
+from rdmakit.intra.device_words import check_memory, explain, notes_on
 from rdmakit.plan.shape import Kind
 from rdmakit.protocols import Bootstrap
 from rdmakit.waiting import Waiter
@@ -275,8 +274,8 @@ class DeviceNode:
     def _prepare(
         self, kind: Kind, send: DeviceArray, recv: DeviceArray, op: ReduceOp, root: int, stream: Any
     ) -> Callable[[int], None]:
-        self._check_memory("sendbuf", send)
-        self._check_memory("recvbuf", recv)
+        check_memory("sendbuf", send, self.device)
+        check_memory("recvbuf", recv, self.device)
         nbytes = min(send.count, recv.count) * send.dtype.itemsize
         if not nbytes:
             return lambda stream: None
@@ -311,24 +310,6 @@ class DeviceNode:
             )
         function = cuda_compile.get_kernel(self.device, variant.source, variant.options, name)
         return cuda_driver.Launch(function, prepared.blocks, THREADS, args)
-
-    def _check_memory(self, name: str, array: DeviceArray) -> None:
-        if not array.count:
-            return
-        if not array.address:
-            raise InvalidArgument(f"{name} is a null pointer with {array.count} elements")
-        if array.address % array.dtype.itemsize:
-            raise UnsupportedError(
-                f"{name} at {array.address:#x} is not aligned to its {array.dtype.itemsize}-byte "
-                "elements"
-            )
-        facts = cuda.pointer_facts(array.address)
-        if facts.kind not in ("device", "managed"):
-            raise InvalidArgument(f"{name} is {facts.kind} memory, not GPU memory")
-        if facts.kind == "device" and facts.device != self.device:
-            raise UnsupportedError(
-                f"{name} is on device {facts.device}; this communicator's device is {self.device}"
-            )
 
     # -- errors and ends ----------------------------------------------------------------------
 

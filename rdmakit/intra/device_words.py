@@ -1,21 +1,24 @@
-"""What kernels report, and what a person should know about the devices, in words. Pure."""
+"""What kernels report, what memory is refused, and what is to be known of devices, in words."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from rdmakit.drivers.cuda import DeviceFacts
+from rdmakit.drivers.cuda import DeviceFacts, pointer_facts
 from rdmakit.errors import (
     CollectiveMismatch,
+    InvalidArgument,
     PeerLost,
     RdmaKitError,
     TransferTimeout,
     TransportError,
+    UnsupportedError,
 )
+from rdmakit.intra.device_calls import DeviceArray
 from rdmakit.intra.device_kernels import Word
 from rdmakit.intra.device_plan import Grid
 
-__all__ = ["explain", "notes_on"]
+__all__ = ["check_memory", "explain", "notes_on"]
 
 _CALL = 0xFFFFFFF0  # the rest of a signature is the phase
 
@@ -60,3 +63,28 @@ def notes_on(facts: Sequence[DeviceFacts], grid: Grid) -> tuple[str, ...]:
     if any(entry.mig for entry in facts):
         notes.append("MIG instances: figures are not comparable with those of a whole GPU")
     return tuple(notes)
+
+
+def check_memory(name: str, array: DeviceArray, device: int) -> None:
+    """See that kernels on ``device`` can use the array. Local; asks the driver about its address.
+
+    Raises:
+        InvalidArgument: a null pointer, or memory that is not a GPU's.
+        UnsupportedError: elements that are not aligned, or another device's memory.
+    """
+    if not array.count:
+        return
+    if not array.address:
+        raise InvalidArgument(f"{name} is a null pointer with {array.count} elements")
+    if array.address % array.dtype.itemsize:
+        raise UnsupportedError(
+            f"{name} at {array.address:#x} is not aligned to its {array.dtype.itemsize}-byte "
+            "elements"
+        )
+    facts = pointer_facts(array.address)
+    if facts.kind not in ("device", "managed"):
+        raise InvalidArgument(f"{name} is {facts.kind} memory, not GPU memory")
+    if facts.kind == "device" and facts.device != device:
+        raise UnsupportedError(
+            f"{name} is on device {facts.device}; this communicator's device is {device}"
+        )

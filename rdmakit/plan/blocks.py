@@ -57,11 +57,12 @@ def hierarchical_reduce_scatter(call: Call, rank: int) -> Program:
             return
         before = done[turn - SLOTS] if turn >= SLOTS else []
         waits = [*before, *slots.writable(turn, before)]
-        copied = list(waits)
+        copied: list[int] = []
         for q in range(layout.size):
             if q not in mine:
                 place = slots.place(rank, turn % SLOTS, q * size, size)
                 copied += b.copy(place, given(q, start, size), waits)
+        copied = copied or waits
         slots.filled(turn, copied)
         staged.append(copied)
 
@@ -135,7 +136,7 @@ def hierarchical_allgather(call: Call, rank: int) -> Program:
         waits = list(done[turn - SLOTS]) if turn >= SLOTS else []
         if not alone:
             waits += slots.writable(turn, waits)
-        ends = b.copy(taken(rank, start, size), own)
+        ends = b.copy(taken(rank, start, size), own, waits)
         if not alone:
             place = slots.place(rank, turn % SLOTS, rank * size, size)
             copied = b.copy(place, own, waits)
@@ -143,8 +144,9 @@ def hierarchical_allgather(call: Call, rank: int) -> Program:
             ends += copied
         for i in range(len(layout.nodes)):
             if i != node:
-                ends += b.send(proxy(layout, i, rank), own, turn)
-        came: list[int] = list(waits)
+                # Not all at once: a peer has room for as many chunks as there are slots.
+                ends += b.send(proxy(layout, i, rank), own, turn, waits)
+        came: list[int] = []
         for q in handled[rank]:
             place = (
                 taken(q, start, size) if alone else slots.place(rank, turn % SLOTS, q * size, size)
@@ -189,7 +191,6 @@ def hierarchical_broadcast(call: Call, rank: int) -> Program:
     home = layout.node_of(call.root)
     n = len(layout.nodes)
     order = [(home + i) % n for i in range(n)]
-    tree = call.count <= call.limits.small
     chunks = cut(call.count, chunk_elements(call))
     slots = Slots(b, peers, chunks[0][1] if chunks else 1)
     owners = [layout.owner(node, shard) for shard in range(layout.shards)]
@@ -198,10 +199,12 @@ def hierarchical_broadcast(call: Call, rank: int) -> Program:
     def pass_on(shard: int, place: Ref, tag: int, after: Sequence[int]) -> list[int]:
         """Receive (unless at home) and send on; the root's own copy of a shard is ready."""
         group = [layout.owner(i, shard) for i in order]
-        if tree:
+        if call.few_rounds:
             return binomial_broadcast(b, group, 0, place, tag, after)
         at = group.index(rank)
-        ready = list(after) if at == 0 else b.recv(group[at - 1], place, tag, after)
+        if at == 0:
+            return b.send(group[1], place, tag, after)
+        ready = b.recv(group[at - 1], place, tag, after)
         return [*ready, *(b.send(group[at + 1], place, tag, ready) if at + 1 < n else [])]
 
     for turn, (start, size) in enumerate(chunks):
@@ -212,7 +215,7 @@ def hierarchical_broadcast(call: Call, rank: int) -> Program:
         previous = done[turn - 1] if turn else []
         ends: list[int] = []
         if node == home:
-            ready: list[int] = []
+            ready: list[int] = list(before)
             if not alone and rank == call.root:
                 waits = [*before, *slots.writable(turn, before)]
                 ends += b.copy(slots.place(rank, turn % SLOTS, 0, size), whole, waits)
@@ -233,7 +236,7 @@ def hierarchical_broadcast(call: Call, rank: int) -> Program:
                 ends += pass_on(shard, whole.part(at, part), turn * layout.shards + shard, before)
         else:
             waits = [*before, *slots.writable(turn, before)]
-            came: list[int] = list(waits)
+            came: list[int] = []
             for shard, at, part in mine:
                 place = slots.place(rank, turn % SLOTS, at, part)
                 came += pass_on(shard, place, turn * layout.shards + shard, waits)
@@ -255,5 +258,5 @@ def _finished(
     b: Builder, alone: bool, chunks: Sequence[object], done: Sequence[Sequence[int]]
 ) -> Program:
     if not alone and chunks:
-        b.post(DONE, len(chunks), [step for ends in done for step in ends])
+        b.post(DONE, len(chunks), [step for ends in done[-SLOTS:] for step in ends])
     return b.build(len(chunks))

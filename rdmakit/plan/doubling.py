@@ -131,13 +131,13 @@ def binomial_broadcast(
             ready = b.recv(group[(me - step + root) % n], buffer, tag, ready)
             break
         step <<= 1
-    ends = list(ready)
+    ends = ready if me else []
     step >>= 1
     while step:
         if me + step < n:
-            ends += b.send(group[(me + step + root) % n], buffer, tag, ready)
+            ends = [*ends, *b.send(group[(me + step + root) % n], buffer, tag, ready)]
         step >>= 1
-    return ends
+    return ends or ready
 
 
 def _span(blocks: Sequence[Ref], low: int, high: int) -> Ref:

@@ -26,6 +26,10 @@ from rdmakit.plan.steps import DONE, Builder, Program, Ref, Space
 __all__ = ["hierarchical_allreduce", "one_shot_allreduce"]
 
 
+_TAG_TURNS = 64
+"""Chunks after which tags come round again: far more than are under way at once."""
+
+
 @dataclass
 class Rail:
     """The rail phase of one shard: all-reduce among its owners, in place."""
@@ -43,8 +47,7 @@ class Rail:
         layout = self.call.layout
         self.group = [layout.owner(node, self.shard) for node in range(len(layout.nodes))]
         n = len(self.group)
-        self.doubling = self.largest <= self.call.limits.small
-        if self.doubling:
+        if self.call.few_rounds:
             self._tmp = [self.b.private(self.largest) for _ in range(doubling_rounds(n))]
         else:
             self.link = Link(self.b, layout, self.group, -(-self.largest // n))
@@ -106,11 +109,12 @@ def hierarchical_allreduce(call: Call, rank: int) -> Program:
             return
         waits = [*before, *slots.writable(turn, before)]
         others = [shard for shard in range(shards) if owners[shard] != rank]
-        copied = list(waits)
+        copied: list[int] = []
         for run in joined(
             [Ref(Space.SEND, start + at, size) for _, at, size in pieces(turn, others)]
         ):
             copied += b.copy(work(turn, run.offset - start, run.count), run, waits)
+        copied = copied or waits
         slots.filled(turn, copied)
         open_[turn] = (copied, [])
 
@@ -130,7 +134,7 @@ def hierarchical_allreduce(call: Call, rank: int) -> Program:
                 ]
                 steps = b.reduce(target, terms, [*staged, *waits])
             if not lone_node:
-                tag = (turn * shards + shard) * Rail.tags(len(layout.nodes))
+                tag = (turn % _TAG_TURNS * shards + shard) * Rail.tags(len(layout.nodes))
                 steps = rails[shard].allreduce(target, tag, steps)
             ready += steps
         if mine and not alone:
@@ -139,7 +143,7 @@ def hierarchical_allreduce(call: Call, rank: int) -> Program:
     def copy_out(turn: int) -> None:
         start, size = chunks[turn]
         staged, ready = open_.pop(turn)
-        ends = [*staged, *ready]
+        ends = [*staged, *ready] if alone else []
         if not alone:
             parts = pieces(turn, range(shards))
             for owner in sorted(set(owners), key=owners.index):
@@ -163,7 +167,7 @@ def hierarchical_allreduce(call: Call, rank: int) -> Program:
         if 1 <= turn <= len(chunks):
             reduce(turn - 1)
     if not alone and chunks:
-        b.post(DONE, len(chunks), [step for ends in done for step in ends])
+        b.post(DONE, len(chunks), [step for ends in done[-SLOTS:] for step in ends])
     return b.build(len(chunks))
 
 

@@ -16,7 +16,9 @@ from rdmakit.plan.steps import DONE, Builder, Ref, Space
 __all__ = ["PLACES", "Link"]
 
 PLACES = 4
-"""Pieces that may be on a link at once."""
+"""Pieces that may be on a link inside a node at once."""
+_AHEAD = 16
+"""Messages that may be on a link between nodes at once."""
 
 Release = Callable[[Iterable[int]], None]
 
@@ -36,6 +38,7 @@ class Link:
     _pushed: int = 0
     _pulled: int = 0
     _consumed: dict[int, list[int]] = field(default_factory=dict)
+    _sent: dict[int, list[int]] = field(default_factory=dict)
     _last_push: list[int] = field(default_factory=list)
     _last_pull: list[int] = field(default_factory=list)
 
@@ -57,7 +60,11 @@ class Link:
         if not src.count:
             return list(after)
         if not self._to_window:
-            return self.b.send(self.right, src, tag, after)
+            # A bounded number on the way: the receiver may be far behind.
+            sent = self.b.send(self.right, src, tag, [*after, *self._sent.get(self._pushed, [])])
+            self._pushed += 1
+            self._sent[self._pushed + _AHEAD - 1] = sent
+            return sent
         self._pushed += 1
         waits = [*after, *self._entry]
         if self._pushed > PLACES:

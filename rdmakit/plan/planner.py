@@ -103,9 +103,7 @@ def bytes_out_of_node(algorithm: str, call: Call, itemsize: int) -> int | None:
     nodes, n, total = len(call.layout.nodes), call.layout.size, call.total * itemsize
     if nodes == 1:
         return 0
-    small = call.count <= call.limits.small
-    few_rounds = small and call.kind in (Kind.ALLREDUCE, Kind.BROADCAST)
-    if algorithm == "tree" or (few_rounds and algorithm != "ring"):
+    if algorithm == "tree" or (call.few_rounds and algorithm != "ring"):
         return None
     if call.kind is Kind.BROADCAST:
         return total

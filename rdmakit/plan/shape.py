@@ -28,7 +28,7 @@ class Limits:
     chunk: int
     """Piece into which long vectors are cut so that node and rail work at the same time."""
     small: int
-    """Vectors up to here take the schedule of fewest rounds."""
+    """Messages up to here take the schedule of fewest rounds."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,13 @@ class Call:
     count: int
     limits: Limits
     root: int = 0
+
+    @property
+    def few_rounds(self) -> bool:
+        """Whether the rails save rounds rather than bytes: decided by a whole shard."""
+        if self.kind is Kind.ALLREDUCE:
+            return -(-self.count // self.layout.shards) <= self.limits.small
+        return self.kind is Kind.BROADCAST and self.count <= self.limits.small
 
     @property
     def total(self) -> int:

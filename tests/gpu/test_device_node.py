@@ -8,12 +8,14 @@ import pytest
 
 from tests.mpi import python_of, run_ranks
 
-PROGRAM = Path(__file__).parent / "programs" / "node.py"
+PROGRAMS = Path(__file__).parent / "programs"
 
 
-def run(mps: dict[str, str], n: int, *modes: str, timeout: float = 110.0) -> str:
+def run(
+    mps: dict[str, str], n: int, *modes: str, program: str = "node.py", timeout: float = 110.0
+) -> str:
     result = run_ranks(
-        n, PROGRAM, modes, mps, timeout=timeout, python=python_of("openmpi"),
+        n, PROGRAMS / program, modes, mps, timeout=timeout, python=python_of("openmpi"),
         mpirun_args=("--oversubscribe",) if n > 8 else (),
     )  # fmt: skip
     assert result.rc == 0, result.out
@@ -40,7 +42,7 @@ def test_local_kernels(mps: dict[str, str]) -> None:
 
 @pytest.mark.parametrize("n", [2, 4, 8])
 def test_streams_and_graphs(mps: dict[str, str], n: int) -> None:
-    run(mps, n, "chained", "producer", "graph", "stale=10000")
+    run(mps, n, "chained", "producer", "graph", "stale=10000", program="streams.py")
 
 
 @pytest.mark.parametrize("n", [2, 4])

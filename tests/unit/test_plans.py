@@ -16,7 +16,8 @@ from rdmakit.errors import InvalidArgument, UnsupportedError
 from rdmakit.layout import RankLayout
 from rdmakit.plan.planner import ALGORITHMS, algorithms, bytes_out_of_node, program, why_not
 from rdmakit.plan.shape import Call, Kind, Limits
-from rdmakit.plan.simulator import Costs, predict, simulate
+from rdmakit.plan.cost import Costs, predict
+from rdmakit.plan.simulator import simulate
 from rdmakit.plan.steps import Await, Send
 
 SHAPES = [
@@ -219,6 +220,31 @@ def test_small_vectors_take_few_rounds() -> None:
     assert max(sum(isinstance(s, Send) for s in p.steps) for p in programs) == 3
     _, programs, _ = run(Kind.ALLREDUCE, "hierarchical", [1] * 8, 9, small=8)
     assert max(sum(isinstance(s, Send) for s in p.steps) for p in programs) > 8
+
+
+@pytest.mark.parametrize("kind", Kind)
+@pytest.mark.parametrize("sizes", [[4], [2, 2], [1] * 4, [3, 1]], ids=str)
+def test_dependencies_grow_with_the_chunks_and_not_faster(kind: Kind, sizes: list[int]) -> None:
+    layout = RankLayout.of_sizes(sizes)
+    for algorithm in algorithms(kind, layout):
+        if algorithm in ("one-shot", "tree"):
+            continue
+        counts = []
+        for chunks in (40, 160):
+            call = Call(kind, layout, 100 * chunks, Limits(1200, 100, 0))
+            counts.append(sum(len(a) for a in program(algorithm, call, 0).after))
+        assert counts[1] < 5 * counts[0], (algorithm, counts)
+
+
+def test_long_vectors_save_bytes_on_wide_nodes() -> None:
+    """A shard of one chunk is small where a node has many ranks; the whole shard decides."""
+    layout = RankLayout.uniform(8, 32)
+    call = Call(Kind.ALLREDUCE, layout, 64000, Limits(1 << 20, 2000, 100))
+    sent = sum(sum(program("hierarchical", call, r).sent().values()) for r in layout.nodes[0])
+    assert sent == pytest.approx(2 * 7 / 8 * 64000, rel=0.15)
+    assert bytes_out_of_node("hierarchical", call, 1) == 2 * 7 * 64000 // 8
+    small = Call(Kind.ALLREDUCE, layout, 3000, Limits(1 << 20, 2000, 100))
+    assert bytes_out_of_node("hierarchical", small, 1) is None
 
 
 def test_why_not_names_the_reason() -> None:

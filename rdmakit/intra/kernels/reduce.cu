@@ -153,7 +153,7 @@ KERNEL reduce_scatter_direct(const __grid_constant__ Args a) {
 #endif
 
 // One-shot: every rank puts its input into its window and reduces all of them. One meeting, any
-// memory. count: elements of the array, at most one tile a block.
+// memory. count: elements of the array, at most one tile a team.
 #ifdef RDK_allreduce_oneshot
 KERNEL allreduce_oneshot(const __grid_constant__ Args a) {
   Teams s(a);
