@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -18,6 +19,8 @@ from rdmakit.process.launcher import check_before_mpi, check_world
 __all__ = ["MpiBootstrap", "load_mpi"]
 
 _checked = False
+_NAP_AFTER, _NAP = 0.02, 1e-4
+"""Seconds: a long wait must not take the core from ranks that work."""
 
 
 def load_mpi() -> ModuleType:
@@ -70,9 +73,13 @@ class MpiBootstrap:
         if self.meanwhile is None or self.size == 1:
             return
         request = self.comm.Ibarrier()
+        nap_from = time.monotonic() + _NAP_AFTER
         while not request.Test():
             self.meanwhile()
-            os.sched_yield()
+            if time.monotonic() < nap_from:
+                os.sched_yield()
+            else:
+                time.sleep(_NAP)
 
     def start_barrier(self) -> Callable[[], bool]:
         """Start a barrier and return its test."""

@@ -72,6 +72,14 @@ class Operation:
         return self.itemsize * sum(s.src.count for s in self.program.steps if isinstance(s, Send))
 
 
+@dataclass
+class State:
+    """What groups with a common window and channel share."""
+
+    failure: str = ""
+    """Why they are unusable; empty while they are not."""
+
+
 class Collectives:
     """Collectives of one group. Made by :class:`rdmakit.Communicator`, not by users.
 
@@ -94,6 +102,7 @@ class Collectives:
         job_ranks: tuple[int, ...] | None = None,
         mpi: Any = None,
         label: str = "",
+        state: State | None = None,
     ) -> None:
         self.layout, self.rank, self.size = layout, bootstrap.rank, bootstrap.size
         self.window, self.channel = window, channel
@@ -108,7 +117,7 @@ class Collectives:
         self._sequence = 0
         self._checked = 0
         self._bound: OrderedDict[tuple[Any, ...], Bound] = OrderedDict()
-        self._failure: str = ""
+        self._state = state if state is not None else State()
 
     # -- the calls ----------------------------------------------------------------------------
 
@@ -189,6 +198,7 @@ class Collectives:
     def Barrier(self) -> None:
         """Return when all ranks have called. Collective, blocking."""
         self._check_usable()
+        self._agree("barrier")
         before = current.enter(f"{self.label}barrier", timeout=self._waiter.timeout)
         try:
             self._bootstrap.barrier()
@@ -252,7 +262,11 @@ class Collectives:
         root: int,
         timeout: float | None,
     ) -> None:
-        send, recv, op, name = self._resolve(kind, sendbuf, recvbuf, op, algorithm, root)
+        try:
+            send, recv, op, name = self._resolve(kind, sendbuf, recvbuf, op, algorithm, root)
+        except (InvalidArgument, UnsupportedError) as exc:
+            self._tell(kind, exc)
+            raise
         usual = self._waiter.timeout
         if timeout is not None:
             if not timeout > 0:
@@ -268,8 +282,8 @@ class Collectives:
             self._waiter.timeout = usual
 
     def _check_usable(self) -> None:
-        if self._failure:
-            raise CommunicatorClosed(f"this communicator is unusable: {self._failure}")
+        if self._state.failure:
+            raise CommunicatorClosed(f"this communicator is unusable: {self._state.failure}")
 
     def _resolve(
         self,
@@ -354,7 +368,8 @@ class Collectives:
             current.restore(before)
 
     def _fail(self, exc: BaseException) -> None:
-        self._failure = f"{type(exc).__name__}: {exc}"
+        """Make this group, and those that share its window and channel, unusable."""
+        self._state.failure = f"{type(exc).__name__}: {exc}"
 
     def _mpi_call(
         self, kind: Kind, send: Buffer, recv: Buffer, op: ReduceOp, root: int, keep: object
@@ -362,9 +377,10 @@ class Collectives:
         call, failed = mpi_call(self._mpi, kind, send, recv, op, root)
         name = f"{self.label}{kind.value}/mpi {format_size(recv.nbytes)}"
         enter, restore, timeout = current.enter, current.restore, self._waiter.timeout
+        state = self._state
 
         def run(keep: object = keep) -> None:
-            if self._failure:
+            if state.failure:
                 self._check_usable()
             before = None if current.watched else enter(name, (), 0, timeout)
             try:
@@ -395,15 +411,25 @@ class Collectives:
         return run
 
     def _compare(self, what: tuple[Any, ...]) -> None:
+        kind, send, recv, op, name, root = what
+        self._agree(
+            f"{kind.value} count={send.count} dtype={recv.dtype} op={op.value} "
+            f"algorithm={name} root={root}"
+        )
+
+    def _tell(self, kind: Kind, exc: Exception) -> None:
+        """With checking on, let the other ranks know that this one refuses its call."""
+        try:
+            self._agree(f"{kind.value} refused: {exc}")
+        except CollectiveMismatch as mismatch:
+            raise exc from mismatch
+
+    def _agree(self, mine: str) -> None:
         """With checking on, see that all ranks do the same. Collective, blocking."""
         if not self._config.check:
             return
-        kind, send, recv, op, name, root = what
         self._checked += 1
-        mine = (
-            f"call {self._checked}: {kind.value} count={send.count} dtype={recv.dtype} "
-            f"op={op.value} algorithm={name} root={root}"
-        )
+        mine = f"call {self._checked}: {mine}"
         before = current.enter(f"{self.label}check", timeout=self._waiter.timeout)
         try:
             calls = [text.decode() for text in self._bootstrap.allgather(mine.encode())]
@@ -419,7 +445,7 @@ class Collectives:
 
     def _release(self) -> None:
         self._bound.clear()
-        self._failure = self._failure or "it was closed"
+        self._state.failure = self._state.failure or "it was closed"
 
 
 _REDUCES = (Kind.ALLREDUCE, Kind.REDUCE_SCATTER)

@@ -11,19 +11,19 @@ import atexit
 import os
 import socket
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
-from rdmakit.bootstrap import MpiBootstrap
-from rdmakit.collectives import Collectives
+from rdmakit.bootstrap import MpiBootstrap, load_mpi
+from rdmakit.collectives import Collectives, State
 from rdmakit.config import Config
 from rdmakit.errors import SetupError
-from rdmakit.inter.tags import COMMUNICATORS
 from rdmakit.intra.posix_shm import PosixWindow
 from rdmakit.layout import RankLayout
 from rdmakit.nodes import Nodes, find_nodes
+from rdmakit.plan.blocks import partners
 from rdmakit.plan.pieces import FLAGS
 from rdmakit.process.phase import current
 from rdmakit.process.watchdog import install, register_exit_guard
@@ -33,12 +33,10 @@ from rdmakit.waiting import Waiter, spins_for
 
 __all__ = ["Communicator"]
 
-_IDENTITIES = 2  # the whole, and its rails; a node sends no messages
 _open: weakref.WeakSet[Communicator] = weakref.WeakSet()
 _unfinished: dict[int, MpiBootstrap] = {}
 """Control planes of communicators that were not closed together, by identity: left open, or
 closed after an error. Their ranks wait for each other at exit, since MPI_Finalize would too."""
-_next_identity = 0
 _exit_handled = False
 
 
@@ -106,12 +104,8 @@ class Communicator(Collectives):
         waiter = Waiter(bootstrap.rank, bootstrap.host, config.timeout, spins)
         channel: Channel | None = None
         if len(nodes.layout.nodes) > 1:
-            rail = nodes.layout.rails[nodes.layout.local_rank(bootstrap.rank)]
-            at = rail.index(bootstrap.rank)
-            others = {rail[at - 1], rail[(at + 1) % len(rail)]} - {bootstrap.rank}
-            channel, note = make_channel(
-                bootstrap, config, sorted(others), waiter, virtual=nodes.virtual
-            )
+            others = partners(nodes.layout, bootstrap.rank)
+            channel, note = make_channel(bootstrap, config, others, waiter, virtual=nodes.virtual)
             notes += [note] if note else []
             waiter.check_peers, waiter.progress = channel.check_peers, channel.progress
             for control in (bootstrap, node_boot, rail_boot):
@@ -178,9 +172,9 @@ class Communicator(Collectives):
     ) -> None:
         self.host = socket.gethostname()
         self.config = config
-        identity = _agree_identity(bootstrap)
+        state = State()
         super().__init__(
-            layout, bootstrap, window, channel, waiter, config, identity=identity, mpi=mpi[0]
+            layout, bootstrap, window, channel, waiter, config, identity=0, mpi=mpi[0], state=state
         )
         rank = bootstrap.rank
         local = layout.local_rank(rank)
@@ -195,6 +189,7 @@ class Communicator(Collectives):
             job_ranks=layout.nodes[layout.node_of(rank)],
             mpi=mpi[1],
             label="node ",
+            state=state,
         )
         self.rail = Collectives(
             RankLayout.of_sizes([1] * rail_boot.size),
@@ -203,35 +198,40 @@ class Communicator(Collectives):
             channel,
             waiter,
             config,
-            identity=identity + 1,
+            identity=1,
             job_ranks=layout.rails[local],
             mpi=mpi[2],
             label="rail ",
+            state=state,
         )
         self._parts = (bootstrap, node_boot, rail_boot)
         self.closed = False
-
-    def _fail(self, exc: BaseException) -> None:
-        for group in (self, self.node, self.rail):
-            group._failure = f"{type(exc).__name__}: {exc}"
 
     def close(self) -> None:
         """Release everything. Collective, blocking, idempotent.
 
         After an error it is local: the others may never come.
+
+        Raises:
+            TransferTimeout: another rank did not close; this one has released its part.
         """
         if self.closed:
             return
-        if not (self._failure or self.node._failure or self.rail._failure):
-            with current.during("close"):
+        if self._state.failure:
+            self._free(collective=False)
+            return
+        with current.during("close", timeout=2 * self._waiter.timeout):
+            try:
                 done = self._bootstrap.start_barrier()
                 polls = (self.channel.progress,) if self.channel is not None else ()
                 # Without a look at the peers: one that saw the barrier first may be gone by now.
                 waiter = Waiter(self.rank, self.host, self._waiter.timeout, self._waiter.spins)
                 waiter.until(done, polls, lambda: "close: waiting for the other ranks")
+            except BaseException as exc:
+                self._fail(exc)
+                self._free(collective=False)
+                raise
             self._free(collective=True)
-        else:
-            self._free(collective=False)
 
     def _free(self, *, collective: bool) -> None:
         self.closed = True
@@ -246,7 +246,7 @@ class Communicator(Collectives):
         if self.window is not None:
             self.window.close()
         if collective:
-            _unfinished.pop(self._identity, None)
+            _unfinished.pop(id(self), None)
             for part in (self.channel, *reversed(self._parts)):
                 free = getattr(part, "free", None)
                 if free is not None:
@@ -260,27 +260,20 @@ class Communicator(Collectives):
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
             self.close()
-        # After an exception the other ranks are not here: the exit guard ends the job.
+        elif not self.closed:
+            # The other ranks are not here; if the program ends, the exit guard ends the job.
+            self._state.failure = self._state.failure or "an exception left its with block"
+            self._free(collective=False)
 
 
 def _nothing() -> None:
     pass
 
 
-def _agree_identity(bootstrap: Bootstrap) -> int:
-    """Return tag space for a communicator, unused by any of its ranks. Collective."""
-    global _next_identity
-    identity = max(int(text) for text in bootstrap.allgather(str(_next_identity).encode()))
-    if identity + _IDENTITIES > COMMUNICATORS:
-        raise SetupError(f"more than {COMMUNICATORS // _IDENTITIES} communicators in one process")
-    _next_identity = identity + _IDENTITIES
-    return identity
-
-
 def _handle_exit(comm: Communicator, bootstrap: MpiBootstrap) -> None:
     global _exit_handled
     _open.add(comm)
-    _unfinished[comm._identity] = bootstrap
+    _unfinished[id(comm)] = bootstrap
     if _exit_handled:
         return
     _exit_handled = True
@@ -291,6 +284,14 @@ def _handle_exit(comm: Communicator, bootstrap: MpiBootstrap) -> None:
             for left in list(_open):
                 left._free(collective=False)
 
+    def forbid() -> None:
+        for left in list(_open):
+            left._state.failure = (
+                "this process was forked from a rank and is none; start processes with "
+                "multiprocessing's spawn"
+            )
+
+    os.register_at_fork(after_in_child=forbid)
     # Run in reverse order: the guard first, then the release, then mpi4py's MPI_Finalize.
     atexit.register(release)
 
@@ -310,11 +311,6 @@ def _handle_exit(comm: Communicator, bootstrap: MpiBootstrap) -> None:
         bootstrap.host,
         lambda: bool(_unfinished),
         start_barrier,
-        bootstrap.abort,
+        load_mpi().COMM_WORLD.Abort,  # a communicator's own may be freed by then
         comm.config.timeout,
     )
-
-
-def open_communicators() -> Sequence[Communicator]:
-    """Return the communicators of this process that are not closed. Local."""
-    return tuple(_open)

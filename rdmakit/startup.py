@@ -5,11 +5,13 @@ from __future__ import annotations
 import platform
 from collections.abc import Sequence
 
+import msgspec
+
 import rdmakit
 from rdmakit.bootstrap import MpiBootstrap
 from rdmakit.config import Config
 from rdmakit.drivers import ucx_loading
-from rdmakit.errors import RdmaKitError, SetupError, TransportError, UcxUnavailable
+from rdmakit.errors import RdmaKitError, SetupError, TransportError
 from rdmakit.inter.mpi import MpiChannel
 from rdmakit.inter.ucx import UcxChannel
 from rdmakit.protocols import Bootstrap, Channel
@@ -64,57 +66,72 @@ def compare_setup(bootstrap: Bootstrap, config: Config) -> None:
 def make_channel(
     bootstrap: MpiBootstrap,
     config: Config,
-    neighbours: Sequence[int],
+    partners: Sequence[int],
     waiter: Waiter,
     *,
     virtual: bool,
 ) -> tuple[Channel, str]:
     """Make the channel between nodes, the same kind on all ranks. Collective, blocking.
 
-    ``neighbours`` are ranks of other nodes that this one will talk to, and they to it.
+    Args:
+        bootstrap: control plane of the job.
+        config: ``ucx`` says which UCX, or none.
+        partners: ranks of other nodes that this one talks to first, and they to it.
+        waiter: for the first words.
+        virtual: nodes are parts of one host.
+
+    Returns:
+        The channel, and why it is not UCX's where it is not.
+
+    Raises:
+        SetupError: on every rank: UCX was asked for by name and cannot serve, or differs.
     """
-    problem = version = ""
     if config.ucx == "none":
         return MpiChannel.create(bootstrap), "messages go through MPI: RDMAKIT_UCX=none"
-    try:
-        library = ucx_loading.load(config.ucx)
-        version = f"{library.version}\0{library.libraries.get('libucp', '')}"
-    except UcxUnavailable as exc:
-        problem = str(exc)
-    if any(bootstrap.allgather(problem.encode())):
-        return _or_mpi(bootstrap, config, None, problem)
-    versions = [text.decode().split("\0") for text in bootstrap.allgather(version.encode())]
-    if len({v for v, _ in versions}) > 1:
-        first = versions[0][0]
-        odd = next(rank for rank, (v, _) in enumerate(versions) if v != first)
-        raise SetupError(
-            f"UCX differs between ranks: rank 0 has {first} ({versions[0][1]}), rank {odd} has "
-            f"{versions[odd][0]} ({versions[odd][1]})"
-        )
+    offer = {"problem": "", "version": "", "path": "", "address": ""}
     channel: UcxChannel | None = None
     try:
-        channel = UcxChannel.create(bootstrap, config.ucx, virtual=virtual)
-    except TransportError as exc:
-        problem = str(exc)
-    raise_together(bootstrap, problem, SetupError)
-    assert channel is not None
+        library = ucx_loading.load(config.ucx)
+        offer |= {"version": library.version, "path": library.libraries.get("libucp", "")}
+        channel = UcxChannel.open(bootstrap.rank, config.ucx, virtual=virtual)
+        offer["address"] = channel.address.hex()
+    except (SetupError, TransportError) as exc:
+        offer["problem"] = str(exc)
+    offers = [msgspec.json.decode(x) for x in bootstrap.allgather(msgspec.json.encode(offer))]
+    problems = [entry["problem"] for entry in offers]
+    if channel is None or any(problems):
+        return _mpi_instead(bootstrap, config, channel, problems)
+    odd = [r for r, entry in enumerate(offers) if entry["version"] != offers[0]["version"]]
+    if odd:
+        raise SetupError(
+            "UCX differs between ranks: "
+            + ", ".join(
+                f"rank {rank} has {offers[rank]['version']} ({offers[rank]['path']})"
+                for rank in (0, odd[0])
+            )
+        )
+    problem = ""
     try:
-        channel.greet(neighbours, waiter)
+        channel.connect([bytes.fromhex(entry["address"]) for entry in offers])
+        channel.greet(partners, waiter)
     except TransportError as exc:
         problem = str(exc)
-    return _or_mpi(bootstrap, config, channel, problem)
-
-
-def _or_mpi(
-    bootstrap: MpiBootstrap, config: Config, channel: UcxChannel | None, problem: str
-) -> tuple[Channel, str]:
-    """Return ``channel``, or MPI's where any rank has a problem and may choose. Collective."""
+    # A word may still be on its way out of this process: move it while the others are awaited.
+    bootstrap.meanwhile = channel.progress
     problems = [text.decode() for text in bootstrap.allgather(problem.encode())]
-    bad = [rank for rank, text in enumerate(problems) if text]
-    if channel is not None and not bad:
-        return channel, ""
+    if any(problems):
+        bootstrap.meanwhile = None
+        return _mpi_instead(bootstrap, config, channel, problems)
+    return channel, ""
+
+
+def _mpi_instead(
+    bootstrap: MpiBootstrap, config: Config, channel: UcxChannel | None, problems: Sequence[str]
+) -> tuple[Channel, str]:
+    """Give UCX up on every rank, where the user left the choice. Collective, blocking."""
     if channel is not None:
         channel.close()
+    bad = [rank for rank, text in enumerate(problems) if text]
     if config.ucx != "auto":
         raise SetupError(f"RDMAKIT_UCX={config.ucx}, rank {bad[0]}: {problems[bad[0]]}")
     return (

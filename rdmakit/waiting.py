@@ -28,8 +28,9 @@ _SETTLE = 0.005
 
 def spins_for(ranks_on_host: int) -> int:
     """Return idle polls before the core is yielded: more where each rank has its own."""
-    cores = len(os.sched_getaffinity(0))
-    return 200 if ranks_on_host <= (os.cpu_count() or 1) and ranks_on_host <= cores else 2
+    mine, all_ = len(os.sched_getaffinity(0)), os.cpu_count() or 1
+    bound = mine * ranks_on_host <= all_  # each rank may have been given its own
+    return 200 if bound or ranks_on_host <= mine else 2
 
 
 def settle(flush: Callable[[], bool], progress: Callable[[], None]) -> None:

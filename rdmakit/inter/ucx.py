@@ -20,13 +20,14 @@ from rdmakit.drivers import ucx_loading
 from rdmakit.errors import ConnectError, PeerLost, TransferTimeout, TransportError
 from rdmakit.inter.tags import COMMUNICATORS, TagKind, pack, with_source
 from rdmakit.protocols import Bootstrap, Bytes, Request
-from rdmakit.waiting import Waiter
+from rdmakit.waiting import Waiter, settle
 
 __all__ = ["UcxChannel", "context_config"]
 
 _QUARANTINE: list[object] = []
 """Requests and memory of transfers that were given up."""
 
+_GREET_SECONDS = 10.0
 _LOCAL_TRANSPORTS = ("posix", "sysv", "cma", "xpmem", "knem")
 
 
@@ -41,7 +42,9 @@ def context_config(*, virtual: bool) -> dict[str, str]:
     local = {*_LOCAL_TRANSPORTS, "sm", "shm", "mm"}
     if virtual and named in ("all", ""):
         config["TLS"] = "^" + ",".join((*_LOCAL_TRANSPORTS[:3], "cuda_ipc"))
-    elif virtual and not named.startswith("^"):
+    elif virtual and named.startswith("^"):
+        config["TLS"] = ",".join((named, *_LOCAL_TRANSPORTS[:3], "cuda_ipc"))
+    elif virtual:
         kept = [name for name in named.split(",") if name not in local | {"cuda_ipc"}]
         config["TLS"] = ",".join(kept) or "tcp"
     for name, value in (
@@ -99,22 +102,26 @@ class UcxChannel:
         self._array = arr.Array
         self._tag = self._ucx.UCXXTag
         self._endpoints: dict[int, Any] = {}
+        self.address = b""
+        """Of this rank's worker, for the others."""
+        self.effective: dict[str, str] = {str(k): str(v) for k, v in context.config.items()}
+        """UCX's settings as they are, ours and the user's taken in."""
         self._broken = False
         self._flushing = 0
         self.progress = worker.progress  # type: ignore[method-assign]
         self._tcp = any("tcp" in line and "resource" in line for line in context.info.splitlines())
 
     @classmethod
-    def create(cls, bootstrap: Bootstrap, policy: str, *, virtual: bool) -> UcxChannel:
-        """Make the channel of all ranks. Collective, blocking.
+    def open(cls, rank: int, policy: str, *, virtual: bool) -> UcxChannel:
+        """Make this rank's half: context and worker. Local; ``connect`` completes it.
 
         Args:
-            bootstrap: control plane of the job.
+            rank: this rank in the job.
             policy: which UCX (see ``drivers.ucx_loading``).
             virtual: see :func:`context_config`.
 
         Raises:
-            UcxUnavailable: no usable UCX here.
+            SetupError: no usable UCX here.
             ConnectError: UCX cannot make a context or worker.
         """
         ucx_loading.load(policy)
@@ -123,13 +130,25 @@ class UcxChannel:
         try:
             context = ucx.UCXContext(config_dict=dict(config), feature_flags=(ucx.Feature.TAG,))
             worker = ucx.UCXWorker(context)
-            own = worker.address.tobytes()
+            channel = cls(rank, worker, context, (), config)
+            channel.address = worker.address.tobytes()
         except Exception as exc:
             raise ConnectError(
                 f"UCX cannot start with {config or 'its defaults'}: {exc}; see UCX_TLS and "
                 "UCX_NET_DEVICES"
             ) from exc
-        return cls(bootstrap.rank, worker, context, bootstrap.allgather(own), config)
+        return channel
+
+    @classmethod
+    def create(cls, bootstrap: Bootstrap, policy: str, *, virtual: bool) -> UcxChannel:
+        """Make the channel of all ranks; they must all succeed. Collective, blocking."""
+        channel = cls.open(bootstrap.rank, policy, virtual=virtual)
+        channel.connect(bootstrap.allgather(channel.address))
+        return channel
+
+    def connect(self, addresses: Sequence[bytes]) -> None:
+        """Take the worker addresses of all ranks of the job. Local."""
+        self._addresses = addresses
 
     def greet(self, peers: Sequence[int], waiter: Waiter) -> None:
         """Exchange a word with each of ``peers``, who do the same. Blocking.
@@ -150,13 +169,18 @@ class UcxChannel:
             missing = [p for p, r in zip(peers, requests, strict=False) if not r.done()]
             return f"no word through UCX from rank(s) {missing or list(peers)}"
 
+        limit = min(_GREET_SECONDS, waiter.timeout / 3)
         try:
-            waiter.until(lambda: all(r.done() for r in requests), (self.progress,), silent)
-        except (TransferTimeout, PeerLost) as exc:
+            waiter.until(lambda: all(r.done() for r in requests), (self.progress,), silent, limit)
+            settle(self.flush, self.progress)
+        except BaseException as exc:
             self.abandon(requests, keep)
-            raise ConnectError(
-                f"{exc}: a firewall, or an interface that does not lead there (UCX_NET_DEVICES)?"
-            ) from exc
+            if isinstance(exc, TransferTimeout | PeerLost):
+                raise ConnectError(
+                    f"{exc}: a firewall, or an interface that does not lead there "
+                    "(UCX_NET_DEVICES)?"
+                ) from exc
+            raise
 
     def wrap(self, data: Bytes) -> Any:
         """Return UCXX's handle of the memory."""
@@ -203,12 +227,14 @@ class UcxChannel:
         """Return whether the worker holds no unsent bytes; RDMA transports never do."""
         if not self._tcp or self._broken:
             return True
-        if not self._flushing:
-            self._flushing = ucx_loading.start_flush(self._worker.handle)
-        if self._flushing and not ucx_loading.flushed(self._flushing):
-            return False
-        self._flushing = 0
-        return True
+        if self._flushing:  # an earlier one says nothing of what was sent since
+            if not ucx_loading.flushed(self._flushing):
+                return False
+            self._flushing = 0
+        self._flushing = ucx_loading.start_flush(self._worker.handle)
+        if self._flushing and ucx_loading.flushed(self._flushing):
+            self._flushing = 0
+        return not self._flushing
 
     def check_peers(self) -> None:
         """Raise PeerLost if UCX reports an endpoint as failed."""

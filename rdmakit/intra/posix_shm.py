@@ -103,6 +103,7 @@ class Segment:
             if os.fstat(fd).st_size == nbytes:
                 segment = cls(fd, nbytes)
                 if segment.map[:_NONCE] == nonce:
+                    segment.settle()  # the mapping has a descriptor of its own
                     return segment
                 segment.map.close()
         except (OSError, ValueError):

@@ -16,13 +16,33 @@ from rdmakit.plan.shape import Call
 from rdmakit.plan.slots import Slots, chunk_elements
 from rdmakit.plan.steps import DONE, Builder, Program, Ref, Space
 
-__all__ = ["hierarchical_allgather", "hierarchical_broadcast", "hierarchical_reduce_scatter"]
+__all__ = [
+    "hierarchical_allgather",
+    "hierarchical_broadcast",
+    "hierarchical_reduce_scatter",
+    "partners",
+]
 
 
 def proxy(layout: RankLayout, node: int, rank: int) -> int:
     """Return the rank of ``node`` that handles the block of ``rank`` there."""
     ranks = layout.nodes[node]
     return ranks[layout.local_rank(rank) % len(ranks)]
+
+
+def partners(layout: RankLayout, rank: int) -> list[int]:
+    """Return the ranks of the nodes before and after that ``rank`` exchanges messages with.
+
+    Symmetric: whom a rank has as partner has it too.
+    """
+    nodes, node = layout.nodes, layout.node_of(rank)
+    found: set[int] = set()
+    for i in {(node - 1) % len(nodes), (node + 1) % len(nodes)} - {node}:
+        shards = [s for s in range(layout.shards) if layout.owner(node, s) == rank]
+        found |= {layout.owner(i, shard) for shard in shards}
+        found.add(proxy(layout, i, rank))
+        found |= {q for q in nodes[i] if proxy(layout, node, q) == rank}
+    return sorted(found)
 
 
 def _block_chunks(call: Call) -> list[tuple[int, int]]:
