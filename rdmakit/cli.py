@@ -122,9 +122,9 @@ def main(args: list[str] | None = None) -> None:
     except (InvalidArgument, UnsupportedError) as exc:
         report_once(launcher, str(exc), 2)
     except SetupError as exc:
-        report_once(launcher, str(exc), 2)
+        report_once(launcher, str(exc), 2, alone=launcher.kind == "openmpi")
     except RdmaKitError as exc:
-        report_once(launcher, str(exc), 1)
+        report_once(launcher, str(exc), 1, alone=True)
     except (click.Abort, KeyboardInterrupt):
         sys.exit(130)
     sys.exit(status or 0)

@@ -335,9 +335,12 @@ class Collectives:
         count = recv.count if kind is Kind.REDUCE_SCATTER else send.count
         call = Call(kind, self.layout, count, limits_for(itemsize, window), root)
         steps = program(algorithm, call, self.rank)
-        tags = max((s.tag for s in steps.steps if isinstance(s, Send)), default=0)
-        if tags >= MESSAGES:
-            raise UnsupportedError(f"{count} elements need {tags} messages in one operation")
+        room = self.channel.messages if self.channel is not None else MESSAGES
+        if steps.tags > room:
+            raise UnsupportedError(
+                f"{algorithm} of {count} elements needs {steps.tags} message tags, "
+                f"{room} are there: cut the array"
+            )
         bound = Bound(
             steps,
             recv.dtype,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Mapping
@@ -68,7 +69,7 @@ class Config:
             raise InvalidArgument(
                 f"ranks per node (RDMAKIT_RANKS_PER_NODE) {self.ranks_per_node}: 0 or more"
             )
-        if not self.timeout > 0:
+        if not 0 < self.timeout < math.inf:
             raise InvalidArgument(
                 f"timeout (RDMAKIT_TIMEOUT) {self.timeout:g}: seconds, more than 0"
             )

@@ -92,6 +92,7 @@ class Bound:
             for before in after:
                 self._waiters[before].append(index)
         self._left = [len(after) for after in program.after]
+        self._messages = program.messages
         self._first = [i for i, n in enumerate(self._left) if not n]
 
     def run(self, tag: int, keep: Sequence[object] = ()) -> None:
@@ -102,7 +103,7 @@ class Bound:
             keep: owns the memory; outlives what is given up.
         """
         # Not bound once as an attribute: memory would then wait for the garbage collector.
-        if self.program.messages:
+        if self._messages:
             self._run_messages(tag, keep)
         else:
             self._run_straight(tag, keep)

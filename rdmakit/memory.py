@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from rdmakit.errors import PeerLost, TransportError
+from rdmakit.inter.tags import MESSAGES
 from rdmakit.protocols import Bytes, Request
 
 __all__ = ["MemoryBootstrap", "MemoryChannel", "MemoryWindow", "Post", "run_threads"]
@@ -148,6 +149,7 @@ class MemoryChannel:
     """Messages by rendezvous: a send completes when its receive was posted."""
 
     name = "memory"
+    messages = MESSAGES
 
     def __init__(self, rank: int, post: Post) -> None:
         self.rank, self._post = rank, post

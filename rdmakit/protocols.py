@@ -64,6 +64,9 @@ class Channel(Protocol):
     name: str
     """What carries the messages: ``ucx``, ``mpi`` or ``memory``."""
 
+    messages: int
+    """Tags that one operation may use; equal on all ranks."""
+
     def wrap(self, data: Bytes) -> Any:
         """Return a reusable handle of ``data`` for send and recv. Local.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import partial
 
+import msgspec
 import numpy as np
 
 from rdmakit.bench import values
@@ -70,7 +71,7 @@ def _collective(
     """Measure one collective of ``comm`` and check every element of its result."""
     n, rank, dtype, op = comm.size, comm.rank, session.dtype, session.op
     total = case.nbytes // dtype.itemsize
-    part = total // n
+    part = -(-total // n)  # whole blocks: at least the bytes that were asked for
     counts = {
         Kind.ALLREDUCE: (total, total),
         Kind.REDUCE_SCATTER: (part * n, part),
@@ -78,10 +79,14 @@ def _collective(
     }[kind]
     send, recv = session.array(counts[0]), session.array(counts[1])
     values.fill(send, rank, op)
+    refused = ""
     try:
         operation = comm.bind(kind, send, recv, op, algorithm=case.algorithm or "auto")
     except UnsupportedError as exc:
-        return session.row(case, skipped=str(exc), ranks=n)
+        refused = str(exc)
+    reasons = [reason for reason in session.group.share(refused) if reason]
+    if reasons:
+        return session.row(case, skipped=reasons[0], ranks=n)
     samples = session.timed(operation.call)
     wrong: int | None = None
     if session.options.check:
@@ -103,15 +108,21 @@ def _collective(
     sent = int(most) if most >= 0 and len(comm.layout.nodes) > 1 else None
     if case.algorithm == "auto":
         note = f"{note}, {operation.algorithm}" if note else operation.algorithm
-    return session.row(
+    # Of the largest group: nodes may be unequal.
+    shared = session.group.share([n, transport()])
+    widest = max(shared, key=lambda entry: int(entry[0]))
+    moved = case.nbytes if kind is Kind.ALLREDUCE else part * n * dtype.itemsize
+    row = session.row(
         case,
         samples=samples,
-        ranks=n,
+        payload=moved,
+        ranks=widest[0],
         sent=sent,
         wrong=wrong,
-        transport="mpi" if operation.algorithm == "mpi" else transport(),
+        transport="mpi" if operation.algorithm == "mpi" else widest[1],
         note=note,
     )
+    return msgspec.structs.replace(row, nbytes=moved, count=moved // dtype.itemsize)
 
 
 # -- intra ------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 import traceback
 
 from rdmakit.bench.environment import environment
@@ -11,13 +12,18 @@ from rdmakit.bench.runner import run
 from rdmakit.bench.summary import summarize
 from rdmakit.communicator import Communicator
 from rdmakit.config import Config
+from rdmakit.errors import InvalidArgument
 from rdmakit.process.phase import current
 from rdmakit.process.watchdog import abort_on_exception, end_job
 from rdmakit.report.files import ResultFile
 from rdmakit.report.schema import Result, Row
 from rdmakit.report.table import LiveTable
+from rdmakit.startup import raise_together
 
 __all__ = ["run_bench"]
+
+_FIRST_SPEAKS = 3.0
+"""Seconds that an interrupted rank leaves rank 0 to print and write what there is."""
 
 
 def run_bench(options: Options, config: Config) -> int:
@@ -25,6 +31,11 @@ def run_bench(options: Options, config: Config) -> int:
     comm = Communicator(config=config)
     abort_on_exception(comm.rank, comm.host, comm.bootstrap.abort)
     first = comm.rank == 0
+    folder = options.output.absolute().parent if options.output else None
+    missing = first and folder is not None and not folder.is_dir()
+    raise_together(
+        comm.bootstrap, f"--output: no folder {folder}" if missing else "", InvalidArgument
+    )
     rows: list[Row] = []
     facts = environment(comm)
     table = LiveTable(quiet=options.quiet) if first else None
@@ -58,6 +69,8 @@ def run_bench(options: Options, config: Config) -> int:
         run(comm, options, on_row, table.working if table is not None else lambda _: None)
     except KeyboardInterrupt:
         close(interrupted=True)
+        if not first:
+            time.sleep(_FIRST_SPEAKS)
         end_job(comm.bootstrap.abort, 130)
     except BaseException as exc:
         # The others are elsewhere in the run: this rank ends the job, and says why.

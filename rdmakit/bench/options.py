@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -80,7 +81,7 @@ class Options:
         ):
             if value < least:
                 raise InvalidArgument(f"{name} {value}: at least {least}")
-        if not time_budget > 0:
+        if not 0 < time_budget < math.inf:
             raise InvalidArgument(f"--time-budget {time_budget:g}: seconds, more than 0")
         for names, known, option in (
             (layers, LAYERS, "--layer"),
@@ -90,11 +91,8 @@ class Options:
                 if name not in known:
                     raise InvalidArgument(f"{option} {name!r}: one of {', '.join(known)}")
         path = Path(output) if output else None
-        if path is not None:
-            if path.suffix not in FORMATS:
-                raise InvalidArgument(f"--output {path}: name ends in {', '.join(FORMATS)}")
-            if not path.absolute().parent.is_dir():
-                raise InvalidArgument(f"--output {path}: folder does not exist")
+        if path is not None and path.suffix not in FORMATS:
+            raise InvalidArgument(f"--output {path}: name ends in {', '.join(FORMATS)}")
         return cls(
             begin=sizes[0],
             end=sizes[1],

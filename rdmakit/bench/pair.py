@@ -39,8 +39,8 @@ class _End:
         self.out, self.into = session.array(count_), session.array(count_)
         values.fill(self.out, comm.rank)
         self._out, self._into = (self.channel.wrap(a.view("u1")) for a in (self.out, self.into))
-        tiny = session.array(8 // session.dtype.itemsize)
-        self._ack = self.channel.wrap(tiny.view("u1"))
+        self._word = session.array(8 // session.dtype.itemsize)
+        self._ack = self.channel.wrap(self._word.view("u1"))
         self._waiter = comm.waiter
 
     def _tag(self) -> int:
@@ -163,7 +163,7 @@ def _run(
         payload=payload,
         ranks=2 * len(pairs),
         divide=divide,
-        sent=payload,
+        sent=case.nbytes * messages,
         wrong=wrong,
         transport=transport,
     )

@@ -56,7 +56,7 @@ def _one(session: Session, case: Case, on_case: Callable[[str], None]) -> Row:
     label = " ".join(filter(None, (case.layer, case.name, case.algorithm, str(case.nbytes))))
     on_case(label)
     # The limit is of the blocking MPI calls between and inside the timed ones.
-    limit = session.comm.config.timeout + _longest(case)
+    limit = session.comm.config.timeout + session.options.time_budget
     before = current.enter(f"bench {label}", timeout=limit)
     try:
         reason = session.why_skip(case) if case.nbytes else ""
@@ -67,7 +67,3 @@ def _one(session: Session, case: Case, on_case: Callable[[str], None]) -> Row:
 
 def _layer(case: Case) -> str:
     return case.layer
-
-
-def _longest(case: Case) -> float:
-    return 60.0 if case.nbytes > 1 << 24 else 20.0

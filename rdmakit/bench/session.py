@@ -133,7 +133,7 @@ class Session:
             count=case.nbytes // self.dtype.itemsize,
             dtype=self.dtype.name,
             wire_dtype=self.dtype.name,
-            op=self.op.value if reduces else "",
+            op="sum" if case.name == "add" else self.op.value if reduces else "",
             ranks=ranks,
             nodes=len(layout.nodes),
             ranks_per_node=layout.describe(),
@@ -150,8 +150,8 @@ class Session:
         mine = lacking if need > _ROOM * self._free else 0.0
         if not mine and self.group.rank == 0 and not self.budget.worth():
             mine = skip
-        reasons = self.group.share([mine, self._free])
-        for rank, (reason, free) in enumerate(reasons):
+        reasons = self.group.share([mine, need, self._free])
+        for rank, (reason, need, free) in enumerate(reasons):
             if reason == lacking:
                 return (
                     f"{need / 1e9:.1f} GB needed on the host of rank {rank}, "

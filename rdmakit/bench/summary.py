@@ -42,7 +42,7 @@ def _median(row: Row | None) -> float | None:
 
 
 def _best(rows: Sequence[Row], layer: str, case: str) -> Row | None:
-    rated = [r for r in _of_all(rows, layer, case) if r.algbw_GBps]
+    rated = [r for r in _of_all(rows, layer, case) if r.algbw_GBps and r.algorithm != "mpi"]
     return max(rated, key=lambda r: r.algbw_GBps or 0.0, default=None)
 
 
@@ -84,7 +84,8 @@ def _intra(rows: Sequence[Row]) -> list[str]:
     )
     floor = node_floor_us(rows, best.nbytes, best.ranks)
     if floor is not None:
-        line += f", {100 * floor / best.time_us.median:.0f} % of what copies and adds allow"
+        share = 100 * floor / best.time_us.median
+        line += f", {share:.0f} % of what copies and adds allow{_impossible(share)}"
     return [line + _against_mpi(rows, "intra")]
 
 
@@ -106,7 +107,7 @@ def _inter(rows: Sequence[Row]) -> list[str]:
         text = f"inter: rail all-reduce puts {rail.wire_GBps:.2f} GB/s on each rank's link"
         if both is not None and both.algbw_GBps:
             share = 100 * rail.wire_GBps / both.algbw_GBps
-            text += f", {share:.0f} % of the lone pair's both-way rate"
+            text += f", {share:.0f} % of the lone pair's both-way rate{_impossible(share)}"
         lines.append(text)
     return lines
 
@@ -125,6 +126,14 @@ def _allreduce(rows: Sequence[Row]) -> list[str]:
         f"{row.algbw_GBps:.2f} GB/s" + _against_mpi(rows, "allreduce")
     ]
     if row.nodes == 1:
+        floor = node_floor_us(rows, size, row.ranks)
+        if floor is not None and total and row.ranks > 1:
+            share = 100 * floor / total
+            limit = "memory (copies and adds)" if share > 50 else "intra (the node's own steps)"
+            lines.append(
+                f"allreduce: one node; copies and adds alone would take {floor / 1e3:.2f} ms, "
+                f"{share:.0f} % of it{_impossible(share)}; the limit is {limit}"
+            )
         return lines
     phases = _phases(rows, size)
     if phases is None or not total:
@@ -138,6 +147,11 @@ def _allreduce(rows: Sequence[Row]) -> list[str]:
         "of both one after the other"
     )
     return lines
+
+
+def _impossible(share: float) -> str:
+    """Return a warning where a share of a limit cannot be: something was cached or disturbed."""
+    return " (above 100 %: cached, or the limit was disturbed)" if share > 105 else ""
 
 
 def _phases(rows: Sequence[Row], size: int) -> tuple[float, float] | None:

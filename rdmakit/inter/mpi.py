@@ -41,6 +41,7 @@ class MpiChannel:
 
     def __init__(self, comm: Any, bits: int) -> None:
         self._comm, self._bits = comm, bits
+        self.messages = 1 << bits
         self._broken = False
         self._probe, self._silent = comm.Iprobe, 1 << (bits + _SEQUENCE_BITS)
         self.rank: int = comm.Get_rank()

@@ -18,7 +18,7 @@ import numpy as np
 
 from rdmakit.drivers import ucx_loading
 from rdmakit.errors import ConnectError, PeerLost, TransferTimeout, TransportError
-from rdmakit.inter.tags import COMMUNICATORS, TagKind, pack, with_source
+from rdmakit.inter.tags import COMMUNICATORS, MESSAGES, TagKind, pack, with_source
 from rdmakit.protocols import Bootstrap, Bytes, Request
 from rdmakit.waiting import Waiter, settle
 
@@ -87,6 +87,7 @@ class UcxChannel:
     """See :class:`rdmakit.protocols.Channel`. Make it with :meth:`create`."""
 
     name = "ucx"
+    messages = MESSAGES
 
     def __init__(
         self,
@@ -161,8 +162,7 @@ class UcxChannel:
         """
         out, into = np.full(8, self.rank % 256, np.uint8), np.zeros((len(peers), 8), np.uint8)
         tag = pack(COMMUNICATORS - 1, TagKind.POINT_TO_POINT, 0)
-        requests = [self.recv(p, self.wrap(into[i]), tag) for i, p in enumerate(peers)]
-        requests += [self.send(peer, self.wrap(out), tag) for peer in peers]
+        requests: list[Request] = []
         keep = (out, into)
 
         def silent() -> str:
@@ -171,6 +171,8 @@ class UcxChannel:
 
         limit = min(_GREET_SECONDS, waiter.timeout / 3)
         try:
+            requests += [self.recv(p, self.wrap(into[i]), tag) for i, p in enumerate(peers)]
+            requests += [self.send(peer, self.wrap(out), tag) for peer in peers]
             waiter.until(lambda: all(r.done() for r in requests), (self.progress,), silent, limit)
             settle(self.flush, self.progress)
         except BaseException as exc:

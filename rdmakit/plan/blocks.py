@@ -271,12 +271,16 @@ def hierarchical_broadcast(call: Call, rank: int) -> Program:
                         ends += b.copy(whole.part(at, part), place, waits)
             slots.finish(turn, len(chunks), ends)
         done.append(ends)
-    return _finished(b, alone, chunks, done)
+    return _finished(b, alone, chunks, done, layout.shards)
 
 
 def _finished(
-    b: Builder, alone: bool, chunks: Sequence[object], done: Sequence[Sequence[int]]
+    b: Builder,
+    alone: bool,
+    chunks: Sequence[object],
+    done: Sequence[Sequence[int]],
+    tags: int = 1,
 ) -> Program:
     if not alone and chunks:
         b.post(DONE, len(chunks), [step for ends in done[-SLOTS:] for step in ends])
-    return b.build(len(chunks))
+    return b.build(len(chunks), len(chunks) * tags)

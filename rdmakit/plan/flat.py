@@ -70,7 +70,7 @@ def ring(call: Call, rank: int) -> Program:
             ends.append([*ready, *(step for steps in sent.values() for step in steps)])
     if chunks and len(layout.nodes[layout.node_of(rank)]) > 1:
         b.post(DONE, _ring_span(call, len(chunks)), [step for steps in ends for step in steps])
-    return b.build(_ring_span(call, len(chunks)))
+    return b.build(_ring_span(call, len(chunks)), len(chunks) * 2 * n)
 
 
 def _ring_span(call: Call, chunks: int) -> int:
@@ -100,4 +100,4 @@ def tree(call: Call, rank: int) -> Program:
         blocks = [work.part(q * k, k) for q in range(n)]
         ready = halving_reduce_scatter(b, range(n), blocks, b.private(-(-n // 2) * k), 0, ready)
         b.copy(recv, blocks[me], ready)
-    return b.build()
+    return b.build(tags=doubling_rounds(n) + 1)

@@ -168,7 +168,8 @@ def hierarchical_allreduce(call: Call, rank: int) -> Program:
             reduce(turn - 1)
     if not alone and chunks:
         b.post(DONE, len(chunks), [step for ends in done[-SLOTS:] for step in ends])
-    return b.build(len(chunks))
+    turns = min(len(chunks), _TAG_TURNS)
+    return b.build(len(chunks), turns * shards * Rail.tags(len(layout.nodes)))
 
 
 def one_shot_allreduce(call: Call, rank: int) -> Program:

@@ -157,6 +157,8 @@ def simulate(
             case Send(peer, src, tag):
                 traffic.between[layout.node_of(rank), layout.node_of(peer)] += src.count
                 key = (rank, peer, tag)
+                if not 0 <= tag < ranks[rank].program.tags:
+                    raise ValueError(f"tag {tag} is not below {ranks[rank].program.tags}")
                 if key in posted_sends:
                     raise ValueError(f"two sends {key} at once")
                 now = (rng.random() if rng else 0.0) < eager
@@ -211,6 +213,8 @@ def simulate(
         raise Deadlock(f"waiting {stuck}; sends {posted_sends.keys()}, receives {posted_recvs}")
     for rank, state in enumerate(ranks):
         span = max((p.span for p in (programs[q] for q in _node(layout, rank))), default=0)
+        if state.program.tags != programs[0].tags:
+            raise ValueError(f"rank {rank}: {state.program.tags} tags, rank 0 {programs[0].tags}")
         if state.program.span != span:
             raise ValueError(f"rank {rank}: span {state.program.span} is not its node's {span}")
     return traffic

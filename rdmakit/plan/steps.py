@@ -127,6 +127,8 @@ class Program:
     """Elements of each rank's window area needed."""
     span: int
     """Largest value posted; equal on all ranks of a node."""
+    tags: int = 0
+    """Tags of messages are below this; equal on all ranks."""
 
     @property
     def messages(self) -> bool:
@@ -208,12 +210,13 @@ class Builder:
         self.scratch += count
         return Ref(Space.SCRATCH, self.scratch - count, count)
 
-    def build(self, span: int = 0) -> Program:
-        """Return the finished program; ``span`` is the plan's, if larger than what was posted."""
+    def build(self, span: int = 0, tags: int = 0) -> Program:
+        """Return the finished program; ``span`` and ``tags`` are the whole plan's."""
         return Program(
             tuple(self.steps),
             tuple(self.after),
             self.scratch,
             self.window,
             max(span, self.span),
+            tags,
         )

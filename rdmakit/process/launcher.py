@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import sys
 import time
 from collections.abc import Mapping
@@ -155,11 +156,12 @@ def check_world(launcher: Launcher, world_size: int) -> None:
     raise SetupError(f"{text}mpirun is of another MPI than the library {library}. {cure}")
 
 
-def report_once(launcher: Launcher, text: str, status: int = 2) -> NoReturn:
+def report_once(launcher: Launcher, text: str, status: int = 2, *, alone: bool = False) -> NoReturn:
     """End this process with ``status``; only rank 0 of the launcher prints ``text`` (stderr).
 
     For errors that every rank finds by itself before MPI is usable. Ranks other than 0 first
-    wait where the launcher would end rank 0 before it has spoken.
+    wait where the launcher would end rank 0 before it has spoken. With ``alone`` they then speak
+    too: the error may be theirs only, since rank 0's end would have ended them by now.
     """
     if launcher.rank == 0:
         print(f"rdmakit: {text}", file=sys.stderr, flush=True)
@@ -167,6 +169,9 @@ def report_once(launcher: Launcher, text: str, status: int = 2) -> NoReturn:
             time.sleep(0.2)  # output that arrives together with a bad status may be dropped
     else:
         time.sleep(_HOLD_SECONDS.get(launcher.kind or "", 0.0))
+        if alone:
+            who = f"rank {launcher.rank} (host {socket.gethostname()})"
+            print(f"rdmakit: {who}: {text}", file=sys.stderr, flush=True)
     sys.exit(status)
 
 

@@ -636,7 +636,7 @@ def test_a_rank_that_does_not_come(sizes: list[int], algorithm: str) -> None:
                 comm.node.Allreduce(x, x)
         done.wait(20)
         if comm.rank == n - 1:
-            comm._failure = "the others gave up"  # so that its close does not wait for them
+            comm._state.failure = "the others gave up"  # so that its close does not wait for them
         comm.close()
         return text
 
