@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 
 from rdmakit.buffer import Buffer, as_buffer
-from rdmakit.datatypes import dtype_of
+from rdmakit.datatypes import MemoryKind, dtype_of
 from rdmakit.errors import InvalidArgument, UnsupportedError
+from rdmakit.intra.device_kernels import REDUCED_DTYPES
 from rdmakit.plan.shape import Kind
 
 __all__ = ["IN_PLACE", "resolve"]
@@ -43,10 +45,19 @@ def resolve(
         send = _in_place(kind, recv, rank, size)
     else:
         send = recv if sendbuf is recvbuf else as_buffer(sendbuf, "sendbuf")
+    if send.kind is not recv.kind:
+        places = {MemoryKind.HOST: "host memory", MemoryKind.DEVICE: "GPU memory"}
+        raise InvalidArgument(
+            f"sendbuf is {places[send.kind]} and recvbuf {places[recv.kind]}: both must be the same"
+        )
     if send.dtype != recv.dtype:
         raise InvalidArgument(f"sendbuf is {send.dtype} and recvbuf {recv.dtype}")
     if kind in (Kind.ALLREDUCE, Kind.REDUCE_SCATTER):
-        dtype_of(recv.dtype)
+        if recv.kind is MemoryKind.HOST:
+            dtype_of(recv.dtype)
+        elif recv.dtype.name not in REDUCED_DTYPES or not recv.dtype.isnative:
+            names = ", ".join(REDUCED_DTYPES)
+            raise UnsupportedError(f"dtype {recv.dtype} is not reduced on the GPU; one of {names}")
     elif recv.dtype.hasobject or not recv.dtype.itemsize:
         raise UnsupportedError(f"elements of type {recv.dtype} are not plain bytes")
     _check_counts(kind, send, recv, size)
@@ -71,7 +82,7 @@ def _in_place(kind: Kind, recv: Buffer, rank: int, size: int) -> Buffer:
         return recv
     count = recv.count // size
     offset = rank * count * recv.dtype.itemsize
-    return Buffer(recv.address + offset, count, recv.dtype, recv.kind, recv.readonly)
+    return replace(recv, address=recv.address + offset, count=count)
 
 
 def _check_counts(kind: Kind, send: Buffer, recv: Buffer, n: int) -> None:

@@ -7,6 +7,7 @@
     ├── UnsupportedError               right call, not possible here; the text says why
     ├── SetupError                     launcher, MPI, UCX or machine; the text says the cure
     │   └── UcxUnavailable             no usable UCX in this process; the MPI channel can serve
+    ├── CudaError                      a call of CUDA's driver failed; the text has its words
     ├── CollectiveMismatch             ranks called different things; raised on every rank
     ├── CommunicatorClosed             used after close() or after an earlier error
     └── TransportError                 data may have moved: the communicator is unusable afterwards
@@ -21,6 +22,7 @@ __all__ = [
     "CollectiveMismatch",
     "CommunicatorClosed",
     "ConnectError",
+    "CudaError",
     "InvalidArgument",
     "PeerLost",
     "RdmaKitError",
@@ -50,6 +52,14 @@ class SetupError(RdmaKitError):
 
 class UcxUnavailable(SetupError):
     """No usable UCX in this process."""
+
+
+class CudaError(RdmaKitError):
+    """A CUDA call failed. ``code`` is CUresult, ``name`` its name."""
+
+    def __init__(self, what: str, code: int, name: str = "", text: str = "") -> None:
+        self.code, self.name = code, name or "unknown error"
+        super().__init__(f"{what}: {self.name} ({code}): {text or 'unknown error'}")
 
 
 class CollectiveMismatch(RdmaKitError):

@@ -18,8 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from rdmakit.drivers import cuda_driver as driver
-from rdmakit.drivers.cuda_driver import CudaError, call
-from rdmakit.errors import UnsupportedError
+from rdmakit.drivers.cuda_driver import call, is_capturing
+from rdmakit.errors import CudaError, UnsupportedError
 
 __all__ = [
     "DeviceFacts",
@@ -34,9 +34,11 @@ __all__ = [
     "copy_async",
     "copy_now",
     "current_device",
+    "current_stream",
     "device_facts",
     "export_handle",
     "flush_nic_writes",
+    "is_capturing",
     "open_handle",
     "pointer_facts",
     "wait_event",
@@ -146,6 +148,12 @@ def current_device() -> int:
     """Return the ordinal of CuPy's current device."""
     cupy = importlib.import_module("cupy")
     return int(cupy.cuda.Device().id)
+
+
+def current_stream() -> int:
+    """Return the CUstream of CuPy's current stream."""
+    cupy = importlib.import_module("cupy")
+    return int(cupy.cuda.get_current_stream().ptr)
 
 
 def activate(ordinal: int) -> None:
@@ -334,7 +342,7 @@ class Event:
         """
         code = driver.library().cuEventQuery(self.handle)
         if code and code != driver.NOT_READY:
-            raise CudaError("cuEventQuery", code)
+            raise driver.failed("cuEventQuery", code)
         return not code
 
     def close(self) -> None:

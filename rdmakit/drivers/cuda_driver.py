@@ -14,7 +14,7 @@ from ctypes import POINTER, byref, c_char, c_int, c_size_t, c_uint, c_uint64, c_
 from functools import cache
 from typing import Any
 
-from rdmakit.errors import RdmaKitError
+from rdmakit.errors import CudaError
 
 __all__ = [
     "NOT_READY",
@@ -24,6 +24,7 @@ __all__ = [
     "Uuid",
     "call",
     "device_attribute",
+    "failed",
     "is_capturing",
     "library",
     "pointer_attributes",
@@ -33,14 +34,6 @@ LIBRARY = "libcuda.so.1"
 NOT_READY = 600
 """CUDA_ERROR_NOT_READY: what a query says while work is under way."""
 _CAPTURE_IMPLICIT = 906  # the legacy stream while another stream captures
-
-
-class CudaError(RdmaKitError):
-    """A CUDA call failed. ``code`` is CUresult, ``name`` its name."""
-
-    def __init__(self, what: str, code: int) -> None:
-        self.code, self.name, text = code, *_describe(code)
-        super().__init__(f"{what}: {self.name} ({code}): {text}")
 
 
 class Uuid(ctypes.Structure):
@@ -115,10 +108,15 @@ def call(name: str, *args: object) -> None:
     """
     function = getattr(library(), name, None)
     if function is None:
-        raise CudaError(name, 500)  # CUDA_ERROR_NOT_FOUND
+        raise failed(name, 500)  # CUDA_ERROR_NOT_FOUND
     code = function(*args)
     if code:
-        raise CudaError(name, code)
+        raise failed(name, code)
+
+
+def failed(what: str, code: int) -> CudaError:
+    """Return the error of a call that returned ``code``, with the driver's words for it."""
+    return CudaError(what, code, *_describe(code))
 
 
 def _describe(code: int) -> tuple[str, str]:
@@ -168,7 +166,7 @@ def is_capturing(stream: int) -> bool:
     if code == _CAPTURE_IMPLICIT:
         return True
     if code:
-        raise CudaError("cuStreamIsCapturing", code)
+        raise failed("cuStreamIsCapturing", code)
     return status.value != 0
 
 
@@ -202,4 +200,4 @@ class Launch:
         """
         code = self._call(stream)
         if code:
-            raise CudaError("cuLaunchKernel", code)
+            raise failed("cuLaunchKernel", code)

@@ -23,8 +23,7 @@ import numpy as np
 
 from rdmakit.drivers import cuda
 from rdmakit.drivers.cuda import DeviceFacts, DeviceMemory, IpcHandle
-from rdmakit.drivers.cuda_driver import CudaError
-from rdmakit.errors import RdmaKitError, SetupError
+from rdmakit.errors import CudaError, RdmaKitError, SetupError
 from rdmakit.intra.ipc_cache import HandleCache, Mapping
 from rdmakit.protocols import Bootstrap
 
