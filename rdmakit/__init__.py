@@ -25,17 +25,17 @@ from rdmakit.errors import (
 
 if TYPE_CHECKING:
     from rdmakit.arguments import IN_PLACE
-    from rdmakit.collectives import Operation
     from rdmakit.communicator import Communicator
     from rdmakit.config import Config
     from rdmakit.datatypes import MAX, MIN, PROD, SUM, ReduceOp
+    from rdmakit.operation import Operation
     from rdmakit.plan.shape import Kind
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "IN_PLACE": "rdmakit.arguments",
-    "Operation": "rdmakit.collectives",
+    "Operation": "rdmakit.operation",
     "Communicator": "rdmakit.communicator",
     "Config": "rdmakit.config",
     "MAX": "rdmakit.datatypes",

@@ -8,32 +8,33 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from rdmakit.arguments import IN_PLACE, resolve
 from rdmakit.baseline import MPI_TYPES, mpi_call
 from rdmakit.buffer import Buffer
 from rdmakit.config import Config, format_size
-from rdmakit.datatypes import SUM, ReduceOp, op_of
+from rdmakit.datatypes import SUM, MemoryKind, ReduceOp, op_of
 from rdmakit.errors import (
-    CollectiveMismatch,
-    CommunicatorClosed,
     InvalidArgument,
     RdmaKitError,
     TransportError,
     UnsupportedError,
 )
 from rdmakit.executor import Bound, Places
+from rdmakit.group import Group, State
 from rdmakit.inter.tags import MESSAGES, SEQUENCES, TagKind, pack
 from rdmakit.layout import RankLayout
+from rdmakit.operation import Operation
 from rdmakit.plan.planner import ALGORITHMS, algorithms, program, why_not
 from rdmakit.plan.select import choose, limits_for
 from rdmakit.plan.shape import Call, Kind
-from rdmakit.plan.steps import Program, Send, Space
+from rdmakit.plan.steps import Program, Space
 from rdmakit.process.phase import current
 from rdmakit.protocols import Bootstrap, Channel, Window
 from rdmakit.reduction import reducer
+from rdmakit.staging import HostCall
 from rdmakit.waiting import Waiter
 
 __all__ = ["IN_PLACE", "Collectives", "Operation"]
@@ -41,46 +42,7 @@ __all__ = ["IN_PLACE", "Collectives", "Operation"]
 _BOUND_KEPT = 32
 
 
-@dataclass
-class Operation:
-    """A collective bound to its arrays, to be called any number of times (MPI's persistent form).
-
-    Calling it is collective and blocking. It keeps the arrays alive.
-    """
-
-    algorithm: str
-    """What it was planned as; ``mpi`` is the MPI library's own."""
-    program: Program | None
-    """This rank's steps; None for ``mpi``."""
-    itemsize: int
-    _call: Callable[[], object]
-
-    def __call__(self) -> None:
-        """Do it once. Collective, blocking."""
-        self._call()
-
-    @property
-    def call(self) -> Callable[[], object]:
-        """The bare callable, for loops where a Python frame counts."""
-        return self._call
-
-    @property
-    def sent_bytes(self) -> int | None:
-        """Bytes this rank sends to other nodes in one call; None where MPI decides."""
-        if self.program is None:
-            return None
-        return self.itemsize * sum(s.src.count for s in self.program.steps if isinstance(s, Send))
-
-
-@dataclass
-class State:
-    """What groups with a common window and channel share."""
-
-    failure: str = ""
-    """Why they are unusable; empty while they are not."""
-
-
-class Collectives:
+class Collectives(Group):
     """Collectives of one group. Made by :class:`rdmakit.Communicator`, not by users.
 
     Attributes:
@@ -104,10 +66,9 @@ class Collectives:
         label: str = "",
         state: State | None = None,
     ) -> None:
-        self.layout, self.rank, self.size = layout, bootstrap.rank, bootstrap.size
-        self.window, self.channel = window, channel
-        self._bootstrap, self._waiter, self._config = bootstrap, waiter, config
-        self._mpi, self._identity, self.label = mpi, identity, label
+        super().__init__(bootstrap, waiter, config, label, state)
+        self.layout, self.window, self.channel = layout, window, channel
+        self._mpi, self._identity = mpi, identity
         peers = layout.nodes[layout.node_of(self.rank)]
         self._places = Places(
             {rank: index for index, rank in enumerate(peers)},
@@ -115,9 +76,7 @@ class Collectives:
         )
         self._first_tag = pack(identity, TagKind.COLLECTIVE, 0)
         self._sequence = 0
-        self._checked = 0
         self._bound: OrderedDict[tuple[Any, ...], Bound] = OrderedDict()
-        self._state = state if state is not None else State()
 
     # -- the calls ----------------------------------------------------------------------------
 
@@ -129,6 +88,7 @@ class Collectives:
         *,
         algorithm: str = "auto",
         timeout: float | None = None,
+        stream: object = None,
     ) -> None:
         """Reduce ``sendbuf`` of all ranks, element by element, into every ``recvbuf``.
 
@@ -136,12 +96,19 @@ class Collectives:
         from call to call for planned algorithms; ``mpi`` (taken by ``auto`` for small arrays)
         is as reproducible as the MPI library.
 
+        On GPU arrays it is ordered on ``stream`` and ``recvbuf`` is ready there. Inside a node the
+        host does not wait, and an error of the GPU is raised by the next call or
+        :meth:`synchronize`; between nodes the host waits for the messages. The first call on GPU
+        arrays makes windows, blocking.
+
         Args:
             sendbuf: contiguous array, or ``IN_PLACE``, or the same array as ``recvbuf``.
             recvbuf: contiguous array of the same count and type.
             op: SUM, PROD, MAX or MIN.
             algorithm: auto, or one of ``algorithms(Kind.ALLREDUCE)``.
             timeout: seconds one wait may take; default: the configuration's.
+            stream: for GPU arrays: a stream of CuPy, PyTorch or Numba, or a CUstream number;
+                default CuPy's current stream.
 
         Raises:
             InvalidArgument: arrays that do not fit each other; nothing was sent.
@@ -151,7 +118,7 @@ class Collectives:
             PeerLost: a rank has ended; the communicator is unusable.
             CommunicatorClosed: closed, or an earlier error.
         """
-        self._now(Kind.ALLREDUCE, sendbuf, recvbuf, op, algorithm, 0, timeout)
+        self._now(Kind.ALLREDUCE, sendbuf, recvbuf, op, algorithm, 0, timeout, stream)
 
     def Reduce_scatter_block(
         self,
@@ -161,13 +128,14 @@ class Collectives:
         *,
         algorithm: str = "auto",
         timeout: float | None = None,
+        stream: object = None,
     ) -> None:
         """Reduce ``sendbuf`` of all ranks; block r of the result goes to rank r.
 
         Collective, blocking. ``sendbuf`` has size * count elements, ``recvbuf`` count. In place
         is ``recvbuf`` being block r of ``sendbuf`` (NCCL's rule). Raises as :meth:`Allreduce`.
         """
-        self._now(Kind.REDUCE_SCATTER, sendbuf, recvbuf, op, algorithm, 0, timeout)
+        self._now(Kind.REDUCE_SCATTER, sendbuf, recvbuf, op, algorithm, 0, timeout, stream)
 
     def Allgather(
         self,
@@ -176,13 +144,14 @@ class Collectives:
         *,
         algorithm: str = "auto",
         timeout: float | None = None,
+        stream: object = None,
     ) -> None:
         """Put ``sendbuf`` of rank r into block r of every ``recvbuf``.
 
         Collective, blocking. ``sendbuf`` has count elements, ``recvbuf`` size * count. With
         ``IN_PLACE`` block r of ``recvbuf`` is rank r's input. Raises as :meth:`Allreduce`.
         """
-        self._now(Kind.ALLGATHER, sendbuf, recvbuf, SUM, algorithm, 0, timeout)
+        self._now(Kind.ALLGATHER, sendbuf, recvbuf, SUM, algorithm, 0, timeout, stream)
 
     def Bcast(
         self,
@@ -191,9 +160,10 @@ class Collectives:
         *,
         algorithm: str = "auto",
         timeout: float | None = None,
+        stream: object = None,
     ) -> None:
         """Copy ``buf`` of rank ``root`` to all. Collective, blocking. Raises as Allreduce."""
-        self._now(Kind.BROADCAST, buf, buf, SUM, algorithm, root, timeout)
+        self._now(Kind.BROADCAST, buf, buf, SUM, algorithm, root, timeout, stream)
 
     def Barrier(self) -> None:
         """Return when all ranks have called. Collective, blocking."""
@@ -214,22 +184,26 @@ class Collectives:
         *,
         algorithm: str = "auto",
         root: int = 0,
+        stream: object = None,
     ) -> Operation:
         """Return the operation on these arrays, checked and planned once. Local.
 
+        On GPU arrays each call is ordered on ``stream``, or on the stream current at the call.
         With checking on, the first call compares the ranks' operations. Raises as Allreduce.
         """
         send, recv, op, name = self._resolve(kind, sendbuf, recvbuf, op, algorithm, root)
         keep = (sendbuf, recvbuf)
         steps: Program | None = None
-        if name == "mpi":
+        call: Callable[[], object]
+        if name == "device":
+            # With ``keep``, so that the operation holds the arrays.
+            call = partial(self._run_device, kind, send, recv, op, root, stream, keep)
+        elif name == "mpi":
             call = self._mpi_call(kind, send, recv, op, root, keep)
         else:
             bound = self._bind(kind, send, recv, op, name, root)
             steps = bound.program
-
-            def call() -> None:
-                self._run(bound, keep)
+            call = partial(self._run, bound, keep)
 
         if self._config.check:
             call = self._checked_once(call, (kind, send, recv, op, name, root))
@@ -239,16 +213,6 @@ class Collectives:
         """Return the algorithms that can serve ``kind`` in this group. Local."""
         planned = algorithms(kind, self.layout)
         return (*planned, "mpi") if self._mpi is not None else planned
-
-    @property
-    def waiter(self) -> Waiter:
-        """The waits of this communicator, for code that drives its channel."""
-        return self._waiter
-
-    @property
-    def bootstrap(self) -> Bootstrap:
-        """The control plane of this group."""
-        return self._bootstrap
 
     # -- how they are done --------------------------------------------------------------------
 
@@ -261,6 +225,7 @@ class Collectives:
         algorithm: str,
         root: int,
         timeout: float | None,
+        stream: object,
     ) -> None:
         try:
             send, recv, op, name = self._resolve(kind, sendbuf, recvbuf, op, algorithm, root)
@@ -274,16 +239,14 @@ class Collectives:
             self._waiter.timeout = timeout
         try:
             self._compare((kind, send, recv, op, name, root))
-            if name == "mpi":
+            if name == "device":
+                self._run_device(kind, send, recv, op, root, stream)
+            elif name == "mpi":
                 self._mpi_call(kind, send, recv, op, root, ())()
             else:
                 self._run(self._bind(kind, send, recv, op, name, root), (sendbuf, recvbuf))
         finally:
             self._waiter.timeout = usual
-
-    def _check_usable(self) -> None:
-        if self._state.failure:
-            raise CommunicatorClosed(f"this communicator is unusable: {self._state.failure}")
 
     def _resolve(
         self,
@@ -301,9 +264,16 @@ class Collectives:
         send, recv = resolve(kind, sendbuf, recvbuf, self.rank, self.size, writes=writes)
         if not 0 <= root < self.size:
             raise InvalidArgument(f"root {root} is not in 0..{self.size - 1}")
-        return send, recv, op, self._algorithm(kind, max(send.nbytes, recv.nbytes), recv, algorithm)
+        name = self._algorithm(kind, max(send.nbytes, recv.nbytes), recv, algorithm)
+        if name == "device":
+            self._gpu().check(send, recv)
+        return send, recv, op, name
 
     def _algorithm(self, kind: Kind, nbytes: int, recv: Buffer, wanted: str) -> str:
+        if recv.kind is MemoryKind.DEVICE:
+            if wanted not in ("auto", "device"):
+                raise UnsupportedError(f"algorithm {wanted!r} on GPU memory: auto or device")
+            return "device"
         can_mpi = self._mpi is not None and recv.dtype.name in MPI_TYPES
         if wanted == "auto":
             return choose(kind, self.layout, nbytes, mpi=can_mpi)
@@ -370,9 +340,36 @@ class Collectives:
         finally:
             current.restore(before)
 
-    def _fail(self, exc: BaseException) -> None:
-        """Make this group, and those that share its window and channel, unusable."""
-        self._state.failure = f"{type(exc).__name__}: {exc}"
+    def _run_device(
+        self,
+        kind: Kind,
+        send: Buffer,
+        recv: Buffer,
+        op: ReduceOp,
+        root: int,
+        stream: object,
+        keep: object = None,
+    ) -> None:
+        if self._state.failure:
+            self._check_usable()
+        try:
+            self._gpu().run(kind, send, recv, op, root, stream, *self._host_calls())
+        except (InvalidArgument, UnsupportedError):
+            raise  # nothing was started
+        except BaseException as exc:
+            self._fail(exc)
+            raise
+
+    def _host_calls(self) -> tuple[HostCall, HostCall | None]:
+        """Return how this group, and its rail, do a collective on host memory."""
+        return self._on_host, None
+
+    def _on_host(self, kind: Kind, send: Buffer, recv: Buffer, op: ReduceOp, root: int) -> None:
+        name = self._algorithm(kind, max(send.nbytes, recv.nbytes), recv, "auto")
+        if name == "mpi":
+            self._mpi_call(kind, send, recv, op, root, ())()
+        else:
+            self._run(self._bind(kind, send, recv, op, name, root), ())
 
     def _mpi_call(
         self, kind: Kind, send: Buffer, recv: Buffer, op: ReduceOp, root: int, keep: object
@@ -397,54 +394,6 @@ class Collectives:
                     restore(before)
 
         return run
-
-    def _checked_once(
-        self, call: Callable[[], object], what: tuple[Any, ...]
-    ) -> Callable[[], object]:
-        compared = False
-
-        def run() -> None:
-            nonlocal compared
-            self._check_usable()
-            if not compared:
-                self._compare(what)
-                compared = True
-            call()
-
-        return run
-
-    def _compare(self, what: tuple[Any, ...]) -> None:
-        kind, send, recv, op, name, root = what
-        self._agree(
-            f"{kind.value} count={send.count} dtype={recv.dtype} op={op.value} "
-            f"algorithm={name} root={root}"
-        )
-
-    def _tell(self, kind: Kind, exc: Exception) -> None:
-        """With checking on, let the other ranks know that this one refuses its call."""
-        try:
-            self._agree(f"{kind.value} refused: {exc}")
-        except CollectiveMismatch as mismatch:
-            raise exc from mismatch
-
-    def _agree(self, mine: str) -> None:
-        """With checking on, see that all ranks do the same. Collective, blocking."""
-        if not self._config.check:
-            return
-        self._checked += 1
-        mine = f"call {self._checked}: {mine}"
-        before = current.enter(f"{self.label}check", timeout=self._waiter.timeout)
-        try:
-            calls = [text.decode() for text in self._bootstrap.allgather(mine.encode())]
-        finally:
-            current.restore(before)
-        if len(set(calls)) == 1:
-            return
-        usual = max(calls, key=calls.count)  # of equals the first, on every rank
-        odd = "; ".join(f"rank {r}: {text}" for r, text in enumerate(calls) if text != usual)
-        error = CollectiveMismatch(f"{calls.count(usual)} rank(s): {usual}; but {odd}")
-        self._fail(error)
-        raise error
 
     def _release(self) -> None:
         self._bound.clear()

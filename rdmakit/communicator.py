@@ -17,9 +17,11 @@ from typing import Any
 import msgspec
 
 from rdmakit.bootstrap import MpiBootstrap, load_mpi
-from rdmakit.collectives import Collectives, State
+from rdmakit.collectives import Collectives
 from rdmakit.config import Config
+from rdmakit.device import DeviceGroup, DeviceSide, Gpu
 from rdmakit.errors import SetupError
+from rdmakit.group import State
 from rdmakit.intra.posix_shm import PosixWindow
 from rdmakit.layout import RankLayout
 from rdmakit.nodes import Nodes, find_nodes
@@ -28,6 +30,7 @@ from rdmakit.plan.pieces import FLAGS
 from rdmakit.process.phase import current
 from rdmakit.process.watchdog import install, register_exit_guard
 from rdmakit.protocols import Bootstrap, Channel, Window
+from rdmakit.staging import HostCall
 from rdmakit.startup import compare_setup, make_channel, raise_together
 from rdmakit.waiting import Waiter, spins_for
 
@@ -50,12 +53,10 @@ class Communicator(Collectives):
         rail: collectives of the ranks with this one's local rank, one on each node.
         hosts: host name of each rank.
         virtual: whether nodes are parts of one host.
-        notes: what a person should know, such as why the MPI channel serves.
     """
 
     node: Collectives
     rail: Collectives
-    notes: tuple[str, ...]
 
     def __init__(self, mpi_comm: Any = None, *, config: Config | None = None) -> None:
         """Make it over ``mpi_comm`` (default: COMM_WORLD). Collective, blocking.
@@ -122,7 +123,9 @@ class Communicator(Collectives):
             mpi=(bootstrap.comm, node_boot.comm, rail_boot.comm),
         )
         self.virtual = nodes.virtual
-        self.notes = tuple(notes)
+        self._notes = tuple(notes)
+        if nodes.virtual:
+            self._gpus.crowd = max(map(self.hosts.count, self.hosts))
 
     @classmethod
     def from_parts(
@@ -132,6 +135,7 @@ class Communicator(Collectives):
         window: Window | None,
         channel: Channel | None,
         config: Config | None = None,
+        gpu: Gpu | None = None,
     ) -> Communicator:
         """Make one of given parts, without MPI. Collective over ``bootstrap``."""
         self = cls.__new__(cls)
@@ -153,9 +157,10 @@ class Communicator(Collectives):
             config,
             waiter,
             mpi=(None, None, None),
+            gpu=gpu,
         )
         self.virtual, self.hosts = False, (self.host,) * bootstrap.size
-        self.notes = ()
+        self._notes = ()
         return self
 
     def _setup(
@@ -169,6 +174,7 @@ class Communicator(Collectives):
         config: Config,
         waiter: Waiter,
         mpi: tuple[Any, Any, Any],
+        gpu: Gpu | None = None,
     ) -> None:
         self.host = socket.gethostname()
         self.config = config
@@ -204,8 +210,22 @@ class Communicator(Collectives):
             label="rail ",
             state=state,
         )
+        self._gpus = DeviceSide(bootstrap, node_boot, waiter, gpu)
+        for group, spans in ((self, "job"), (self.node, "node"), (self.rail, "rail")):
+            group._on_device = DeviceGroup(self._gpus, group.layout, spans=spans)
         self._parts = (bootstrap, node_boot, rail_boot)
         self.closed = False
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a person should know, such as why the MPI channel serves, or that GPUs are shared.
+
+        Those of the GPU come with the first call on GPU arrays.
+        """
+        return (*self._notes, *self._gpus.notes)
+
+    def _host_calls(self) -> tuple[HostCall, HostCall | None]:
+        return self._on_host, self.rail._on_host
 
     def close(self) -> None:
         """Release everything. Collective, blocking, idempotent.
@@ -227,6 +247,7 @@ class Communicator(Collectives):
                 # Without a look at the peers: one that saw the barrier first may be gone by now.
                 waiter = Waiter(self.rank, self.host, self._waiter.timeout, self._waiter.spins)
                 waiter.until(done, polls, lambda: "close: waiting for the other ranks")
+                self._gpus.close()
             except BaseException as exc:
                 self._fail(exc)
                 self._free(collective=False)
@@ -236,6 +257,8 @@ class Communicator(Collectives):
     def _free(self, *, collective: bool) -> None:
         self.closed = True
         _open.discard(self)
+        if self._state.failure:
+            self._gpus.abandon()
         for group in (self, self.node, self.rail):
             group._release()
         # Whoever holds a method of the channel keeps its worker alive beyond close.

@@ -1,8 +1,9 @@
 """Element-wise reductions on host memory: what a Reduce step does.
 
-float16 is accumulated in float32 and rounded once for each step, as in DESIGN's hierarchy each
-node's partial and each hop round once. Other types are reduced in their own type. Infinities
-and NaNs are results like others, as in MPI: no warning in the middle of a collective.
+float16 (and bfloat16, which comes from GPU arrays) is accumulated in float32 and rounded once for
+each step, as in DESIGN's hierarchy each node's partial and each hop round once. Other types are
+reduced in their own type. Infinities and NaNs are results like others, as in MPI: no warning in the
+middle of a collective.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _BLOCK = 128 << 10
 def reducer(dtype: np.dtype[Any], op: ReduceOp) -> Reducer:
     """Return ``reduce(dst, srcs)``: srcs in order, into dst, which may be one of them."""
     ufunc = _UFUNC[op]
-    if dtype == np.float16:
+    if dtype.name in ("float16", "bfloat16"):
         return _wide(ufunc, np.dtype(np.float32))
 
     block = _BLOCK // dtype.itemsize

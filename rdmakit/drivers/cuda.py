@@ -38,6 +38,7 @@ __all__ = [
     "device_facts",
     "export_handle",
     "flush_nic_writes",
+    "free",
     "is_capturing",
     "open_handle",
     "pointer_facts",
@@ -250,6 +251,11 @@ class DeviceMemory:
         address, self.address = self.address, 0
         if address:
             call("cuMemFree_v2", address)
+
+
+def free(address: int) -> None:
+    """Free a :class:`DeviceMemory`'s address. Waits for the device."""
+    call("cuMemFree_v2", address)
 
 
 class PinnedMemory:

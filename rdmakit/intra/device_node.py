@@ -85,13 +85,11 @@ class DeviceNode:
         self._pinned = cuda.PinnedMemory(4 * Word.COUNT)
         self._words = self._pinned.bytes.data.cast("I")
         self._ready: dict[tuple[Any, ...], Callable[[int], None]] = {}
-        self._registered: list[Registration] = []
-        self._starts: list[int] = []
-        self._count = 0
+        self._registered, self._starts = list[Registration](), list[int]()
+        self._count, self._limit = 0, waiter.timeout
         self._last: Any = None
         self._event = cuda.Event()
-        self._failure = ""
-        self._calls: dict[int, str] = {}
+        self._failure, self._calls = "", dict[int, str]()
 
     @classmethod
     def create(
@@ -165,7 +163,8 @@ class DeviceNode:
 
     def unregister(self, entry: Registration) -> None:
         """Undo :meth:`register`. Collective, blocking: waits for this rank's kernels."""
-        self._wait_last()
+        if self._last is not None:
+            self.wait(self._last)
         at = self._registered.index(entry)
         del self._registered[at], self._starts[at]
         self._ready.clear()
@@ -201,7 +200,7 @@ class DeviceNode:
             UnsupportedError: memory or type cannot be served; nothing was started.
             TransportError: an earlier call failed; the node is unusable.
         """
-        self._run(Kind.ALLREDUCE, send, recv, op, 0, stream)
+        self.run(Kind.ALLREDUCE, send, recv, op, 0, stream)
 
     def reduce_scatter(
         self, send: DeviceArray, recv: DeviceArray, op: ReduceOp = SUM, stream: Any = 0
@@ -211,18 +210,18 @@ class DeviceNode:
         Collective, stream-ordered. ``send`` has size * count elements. Zero-copy needs only
         ``send`` registered. Raises as :meth:`allreduce`.
         """
-        self._run(Kind.REDUCE_SCATTER, send, recv, op, 0, stream)
+        self.run(Kind.REDUCE_SCATTER, send, recv, op, 0, stream)
 
     def allgather(self, send: DeviceArray, recv: DeviceArray, stream: Any = 0) -> None:
         """Put ``send`` of rank r into block r of every ``recv``. Collective, stream-ordered.
 
         Zero-copy needs only ``recv`` registered. Raises as :meth:`allreduce`.
         """
-        self._run(Kind.ALLGATHER, send, recv, SUM, 0, stream)
+        self.run(Kind.ALLGATHER, send, recv, SUM, 0, stream)
 
     def broadcast(self, buf: DeviceArray, root: int = 0, stream: Any = 0) -> None:
         """Copy ``buf`` of rank ``root`` to all. Collective, stream-ordered. Raises as allreduce."""
-        self._run(Kind.BROADCAST, buf, buf, SUM, root, stream)
+        self.run(Kind.BROADCAST, buf, buf, SUM, root, stream)
 
     def barrier(self, stream: Any = 0) -> None:
         """Let later work of ``stream`` wait until all ranks' streams are here. Collective."""
@@ -235,9 +234,10 @@ class DeviceNode:
             launch = self._ready[key] = self._launch(prepared, stream)
         self._start(launch, stream)
 
-    def _run(
+    def run(
         self, kind: Kind, send: DeviceArray, recv: DeviceArray, op: ReduceOp, root: int, stream: Any
     ) -> None:
+        """Do any of them. Collective, stream-ordered. Raises as :meth:`allreduce`."""
         key = (kind, send.address, recv.address, send.count, send.dtype, op, root)
         launch = self._ready.get(key)
         if launch is None:
@@ -250,11 +250,20 @@ class DeviceNode:
     def _start(self, launch: Callable[[int], None], stream: Any) -> None:
         if self._failure or self._words[Word.STATE]:
             self.check()
+        if self._limit != self._waiter.timeout:
+            self._set_limit()
         number = stream if type(stream) is int else stream.ptr
         if stream is not self._last:
             self._follow(number)
             self._last = stream
         launch(number)
+
+    def _set_limit(self) -> None:
+        """Let kernels wait as long as the waiter does from now on."""
+        self._limit = self._waiter.timeout
+        for launch in self._ready.values():
+            if isinstance(launch, cuda_driver.Launch):
+                launch.args.limit = int(self._limit * 1e9)
 
     def _follow(self, stream: int) -> None:
         """Order this call after the last one, which was on another stream."""
@@ -337,7 +346,8 @@ class DeviceNode:
 
     def abort(self) -> None:
         """End this rank's waiting kernels, within a millisecond. Local, does not block."""
-        self._words[Word.ABORT] = 1
+        if self._pinned.address:
+            self._words[Word.ABORT] = 1
 
     def wait(self, stream: Any = 0, polls: Sequence[Callable[[], None]] = ()) -> None:
         """Wait until ``stream`` is done, polling. Local, blocking.
@@ -361,10 +371,6 @@ class DeviceNode:
             raise
         self.check()
 
-    def _wait_last(self) -> None:
-        if self._last is not None:
-            self.wait(self._last)
-
     def close(self) -> None:
         """Release everything. Collective, blocking, idempotent; after an error local.
 
@@ -373,7 +379,8 @@ class DeviceNode:
         if self._failure:
             return  # peers may still write to this memory: it goes with the process
         try:
-            self._wait_last()
+            if self._last is not None:
+                self.wait(self._last)
         except RdmaKitError as exc:
             self._failure = self._failure or str(exc)
             raise

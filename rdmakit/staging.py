@@ -1,0 +1,268 @@
+"""Collectives on GPU arrays through pinned host memory: what runs where no kernel or NIC reaches.
+
+An array is cut into pieces. While the messages of one piece travel, later pieces are copied (and
+in a node of equal shards reduced) by the GPU; the host looks at events and moves messages, and
+never blocks on the device. The last copies to the GPU are under way when a call returns, ordered
+on its stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rdmakit.buffer import Buffer
+from rdmakit.datatypes import MemoryKind, ReduceOp
+from rdmakit.errors import TransferTimeout, UnsupportedError
+from rdmakit.plan.shape import Kind
+from rdmakit.waiting import Waiter
+
+if TYPE_CHECKING:
+    from rdmakit.intra.device_node import DeviceNode
+
+__all__ = ["HostCall", "Staging"]
+
+HostCall = Callable[[Kind, Buffer, Buffer, ReduceOp, int], None]
+"""Does a collective on host memory: kind, send, recv, op, root. Blocking."""
+
+PIECE = 4 << 20
+"""Bytes of a piece in host memory."""
+DEPTH = 3
+"""Pieces under way: one copied in, one in messages, one copied out."""
+_GRACE = 2.0
+
+
+class _Slot:
+    """Memory of one piece under way."""
+
+    def __init__(self, door: Any, nbytes: int, *, shard: bool) -> None:
+        self.pinned = door.PinnedMemory(nbytes)
+        self.shard = door.DeviceMemory(nbytes) if shard else None
+        self.event = door.Event()
+
+    def close(self) -> None:
+        for part in (self.event, self.pinned, self.shard):
+            if part is not None:
+                part.close()
+
+
+class Staging:
+    """Collectives of one group through host memory."""
+
+    def __init__(
+        self, door: Any, waiter: Waiter, node: DeviceNode | None = None, piece: int = PIECE
+    ) -> None:
+        """Describe it; memory is taken at the first call. Local.
+
+        Args:
+            door: :mod:`rdmakit.drivers.cuda`.
+            waiter: deadline of waits.
+            node: reduces and gathers inside the node, where all nodes have equally many ranks.
+            piece: bytes of a piece in host memory.
+        """
+        self._door, self._waiter, self._node, self._piece = door, waiter, node, piece
+        self._slots: list[_Slot] = []
+        self._wide: Any = None
+        self._large: list[Any] = []
+        self._done: Any = None
+
+    def run(
+        self,
+        kind: Kind,
+        send: Buffer,
+        recv: Buffer,
+        op: ReduceOp,
+        root: int,
+        stream: int,
+        whole: HostCall,
+        rail: HostCall | None,
+    ) -> None:
+        """Do it. Collective; blocks until all messages are done; ``recv`` is ready on ``stream``.
+
+        Raises:
+            UnsupportedError: ``stream`` is captured into a CUDA graph.
+            TransferTimeout: the GPU or a peer passed the deadline; as ``whole`` and ``rail``.
+        """
+        door = self._door
+        if door.is_capturing(stream):
+            raise UnsupportedError(
+                "GPU arrays go through host memory here, which a CUDA graph cannot hold: call it "
+                "outside the capture"
+            )
+        if not max(send.count, recv.count):
+            return
+        if self._done is None:
+            self._done = door.Event()
+            shard = self._node is not None
+            self._slots = [_Slot(door, self._piece, shard=shard) for _ in range(DEPTH)]
+        else:
+            door.wait_event(stream, self._done)  # the last call's memory is used again
+        if kind is Kind.ALLREDUCE and self._node is not None and rail is not None:
+            self._in_shards(self._node, send, recv, op, stream, rail)
+        elif kind in (Kind.ALLREDUCE, Kind.BROADCAST):
+            self._in_pieces(kind, send, recv, op, root, stream, whole)
+        else:
+            self._at_once(kind, send, recv, op, root, stream, whole)
+        self._done.record(stream)
+
+    def _in_shards(
+        self,
+        node: DeviceNode,
+        send: Buffer,
+        recv: Buffer,
+        op: ReduceOp,
+        stream: int,
+        rail: HostCall,
+    ) -> None:
+        """Reduce-scatter in the node, all-reduce of the shard on the rail, all-gather."""
+        copy, size, dtype = self._door.copy_async, node.size, send.dtype
+        itemsize, ranks = dtype.itemsize, node.size
+        pieces = _cut(send.count, self._piece // itemsize * ranks)
+
+        def ragged(first: int, last: int) -> bool:
+            return (last - first) % ranks != 0
+
+        def wide() -> int:
+            if self._wide is None:
+                self._wide = self._door.DeviceMemory(self._piece * size)
+            address: int = self._wide.address
+            return address
+
+        def start(index: int, slot: _Slot) -> None:
+            first, last = pieces[index]
+            each = -(-(last - first) // ranks)
+            source = send.address + first * itemsize
+            if ragged(first, last):
+                copy(wide(), source, (last - first) * itemsize, stream)
+                source = wide()
+            assert slot.shard is not None
+            shard = _at(slot.shard.address, each, dtype)
+            node.run(Kind.REDUCE_SCATTER, _at(source, each * ranks, dtype), shard, op, 0, stream)
+            copy(slot.pinned.address, shard.address, shard.nbytes, stream)
+
+        def finish(index: int, slot: _Slot) -> None:
+            first, last = pieces[index]
+            each = -(-(last - first) // ranks)
+            node.check()
+            host = _at(slot.pinned.address, each, dtype, MemoryKind.HOST)
+            rail(Kind.ALLREDUCE, host, host, op, 0)
+            assert slot.shard is not None
+            shard = _at(slot.shard.address, each, dtype)
+            copy(shard.address, host.address, host.nbytes, stream)
+            target = recv.address + first * itemsize
+            into = wide() if ragged(first, last) else target
+            node.run(Kind.ALLGATHER, shard, _at(into, each * ranks, dtype), op, 0, stream)
+            if into != target:
+                copy(target, into, (last - first) * itemsize, stream)
+
+        self._pipeline(len(pieces), start, finish, stream)
+
+    def _in_pieces(
+        self,
+        kind: Kind,
+        send: Buffer,
+        recv: Buffer,
+        op: ReduceOp,
+        root: int,
+        stream: int,
+        whole: HostCall,
+    ) -> None:
+        """Copy, do it on the host, copy, for each piece."""
+        copy, dtype, itemsize = self._door.copy_async, send.dtype, send.dtype.itemsize
+        pieces = _cut(send.count, self._piece // itemsize)
+
+        def start(index: int, slot: _Slot) -> None:
+            first, last = pieces[index]
+            where = send.address + first * itemsize
+            copy(slot.pinned.address, where, (last - first) * itemsize, stream)
+
+        def finish(index: int, slot: _Slot) -> None:
+            first, last = pieces[index]
+            host = _at(slot.pinned.address, last - first, dtype, MemoryKind.HOST)
+            whole(kind, host, host, op, root)
+            copy(recv.address + first * itemsize, host.address, host.nbytes, stream)
+
+        self._pipeline(len(pieces), start, finish, stream)
+
+    def _pipeline(
+        self,
+        count: int,
+        start: Callable[[int, _Slot], None],
+        finish: Callable[[int, _Slot], None],
+        stream: int,
+    ) -> None:
+        def begin(index: int) -> None:
+            slot = self._slots[index % DEPTH]
+            start(index, slot)
+            slot.event.record(stream)
+
+        for index in range(min(DEPTH, count)):
+            begin(index)
+        for index in range(count):
+            slot = self._slots[index % DEPTH]
+            self._wait(slot.event)
+            finish(index, slot)
+            if index + DEPTH < count:
+                begin(index + DEPTH)
+
+    def _at_once(
+        self,
+        kind: Kind,
+        send: Buffer,
+        recv: Buffer,
+        op: ReduceOp,
+        root: int,
+        stream: int,
+        whole: HostCall,
+    ) -> None:
+        """Copy all, do it on the host, copy all: for kinds whose blocks cannot be cut alike."""
+        copy, event = self._door.copy_async, self._slots[0].event
+        event.record(stream)
+        self._wait(event)  # of the last call: its memory may be replaced
+        hosts = []
+        for index, buffer in enumerate((send, recv)):
+            if len(self._large) <= index:
+                self._large.append(self._door.PinnedMemory(buffer.nbytes))
+            elif self._large[index].nbytes < buffer.nbytes:
+                self._large[index].close()
+                self._large[index] = self._door.PinnedMemory(buffer.nbytes)
+            address = self._large[index].address
+            hosts.append(_at(address, buffer.count, buffer.dtype, MemoryKind.HOST))
+        copy(hosts[0].address, send.address, send.nbytes, stream)
+        event.record(stream)
+        self._wait(event)
+        whole(kind, hosts[0], hosts[1], op, root)
+        copy(recv.address, hosts[1].address, recv.nbytes, stream)
+
+    def _wait(self, event: Any) -> None:
+        """Poll until the GPU has passed ``event``; kernels find their own deadline first."""
+        waiter = self._waiter
+        limit = waiter.timeout + _GRACE
+        try:
+            waiter.until(event.done, (waiter.progress,), lambda: "waiting for the GPU", limit)
+        except TransferTimeout:
+            if self._node is not None:
+                self._node.abort()
+            raise
+
+    def close(self) -> None:
+        """Free its memory. Local; waits for the device. Not after an error: peers may write it."""
+        for slot in self._slots:
+            slot.close()
+        for part in (self._wide, self._done, *self._large):
+            if part is not None:
+                part.close()
+        self._slots, self._large, self._wide, self._done = [], [], None, None
+
+
+def _cut(count: int, most: int) -> Sequence[tuple[int, int]]:
+    """Return (first, last) of pieces of up to ``most`` elements."""
+    return [(first, min(first + most, count)) for first in range(0, count, most)]
+
+
+def _at(
+    address: int, count: int, dtype: np.dtype[Any], kind: MemoryKind = MemoryKind.DEVICE
+) -> Buffer:
+    return Buffer(address, count, dtype, kind, False)

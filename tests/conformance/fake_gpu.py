@@ -1,0 +1,166 @@
+"""A GPU made of host memory: streams that do nothing until they are looked at."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from rdmakit.buffer import Buffer, array_at
+from rdmakit.communicator import Communicator
+from rdmakit.config import Config
+from rdmakit.datatypes import MemoryKind
+from rdmakit.device import Gpu
+from rdmakit.errors import SetupError
+from rdmakit.layout import RankLayout
+from rdmakit.memory import MemoryBootstrap, MemoryWindow
+from rdmakit.plan.pieces import FLAGS
+from rdmakit.plan.shape import Kind
+
+
+class Array:
+    """A NumPy array that shows itself as GPU memory."""
+
+    def __init__(self, array: np.ndarray[Any, Any]) -> None:
+        self.array, self.dtype = array, array.dtype
+        self.__cuda_array_interface__ = {
+            "shape": array.shape, "typestr": array.dtype.str, "version": 3,
+            "data": (array.ctypes.data, not array.flags.writeable), "strides": array.strides,
+        }  # fmt: skip
+
+
+class _Memory:
+    def __init__(self, nbytes: int) -> None:
+        self.nbytes = nbytes
+        self.bytes = np.full(nbytes + 64, 0xA5, np.uint8)
+        self.address = self.bytes.ctypes.data
+
+    def array(self, shape: Any, dtype: Any) -> Array:
+        return Array(array_at(self.address, int(np.prod(shape)), np.dtype(dtype)).reshape(shape))
+
+    def close(self) -> None:
+        assert (self.bytes[self.nbytes :] == 0xA5).all(), "written beyond its end"
+
+
+class Door:
+    """Of one rank: copies happen when an event is asked for the second time, or the node calls."""
+
+    def __init__(self) -> None:
+        self.queue: list[Callable[[], object]] = []
+        self.capturing = False
+        self.DeviceMemory = self.PinnedMemory = _Memory
+        door = self
+
+        class Event:
+            def __init__(self) -> None:
+                self.asked = 0
+                self.mark = 0
+
+            def record(self, stream: int) -> None:
+                self.asked, self.mark = 0, len(door.queue)
+
+            def done(self) -> bool:
+                self.asked += 1
+                if self.asked > 1:
+                    door.drain()
+                return self.asked > 1
+
+            def close(self) -> None:
+                pass
+
+        self.Event = Event
+
+    def drain(self) -> None:
+        queue, self.queue = self.queue, []
+        for entry in queue:
+            entry()
+
+    def copy_async(self, dst: int, src: int, nbytes: int, stream: int) -> None:
+        self.queue.append(lambda: ctypes.memmove(dst, src, nbytes))
+
+    def why_not(self) -> str:
+        return ""
+
+    def current_device(self) -> int:
+        return 0
+
+    def current_stream(self) -> int:
+        return 0
+
+    def activate(self, device: int) -> None:
+        pass
+
+    def device_facts(self, device: int) -> SimpleNamespace:
+        return SimpleNamespace(uuid="GPU-0")
+
+    def is_capturing(self, stream: int) -> bool:
+        return self.capturing
+
+    def wait_event(self, stream: int, event: object) -> None:
+        pass
+
+    def free(self, address: int) -> None:
+        pass
+
+
+class Node:
+    """A node's collectives, done on the host at once."""
+
+    notes = ("fake GPU",)
+
+    def __init__(self, door: Door, boot: MemoryBootstrap, crowd: int) -> None:
+        window = MemoryWindow.create(boot, 1 << 16, FLAGS) if boot.size > 1 else None
+        self._comm = Communicator.from_parts(
+            boot, RankLayout.of_sizes([boot.size]), window, None, Config(timeout=20)
+        )
+        self.size, self.crowd, self.door, self.registered = boot.size, crowd, door, 0
+
+    def run(self, kind: Kind, send: Any, recv: Any, op: Any, root: int, stream: int) -> None:
+        self.door.drain()
+
+        self._comm._on_host(kind, _host(send), _host(recv), op, root)
+
+    def register(self, address: int, nbytes: int, owner: object) -> object:
+        sizes = {int(x) for x in self._comm.bootstrap.allgather(str(nbytes).encode())}
+        if len(sizes) > 1:
+            raise SetupError("sizes differ")
+        self.registered += 1
+        return SimpleNamespace(address=address, owner=owner)
+
+    def unregister(self, entry: object) -> None:
+        self.registered -= 1
+
+    def check(self) -> None:
+        pass
+
+    def abort(self) -> None:
+        pass
+
+    def wait(self, stream: int, polls: Any = ()) -> None:
+        self.door.drain()
+
+    def close(self) -> None:
+        self.door.drain()
+        self._comm.close()
+
+
+def _host(buffer: Any) -> Buffer:
+    return Buffer(buffer.address, buffer.count, buffer.dtype, MemoryKind.HOST, False)
+
+
+def make(*, denied: bool = False) -> Gpu:
+    """Return one rank's GPU; ``denied``: memory cannot be mapped."""
+    door = Door()
+
+    def create(boot: MemoryBootstrap, waiter: object, *, device: int, crowd: int) -> Node:
+        if denied:
+            raise SetupError("local rank 0: CUDA IPC is refused")
+        return Node(door, boot, crowd)
+
+    return Gpu(door, create, lambda name, buffer, device: None)
+
+
+__all__ = ["Array", "Door", "Node", "make"]
