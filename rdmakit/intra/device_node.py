@@ -340,7 +340,7 @@ class DeviceNode:
         state = self._words[Word.STATE]
         if not state:
             return
-        error = explain(self._words, self._calls, self.rank, self._waiter.timeout)
+        error = explain(self._words, self._calls, self.rank, self._limit)
         self._failure = str(error)
         raise error
 
