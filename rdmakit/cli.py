@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 import rdmakit
-from rdmakit.bench.options import CHOICES, DEFAULT_BUDGET, LAYERS, Options
+from rdmakit.bench.options import CHOICES, DEFAULT_BUDGET, DEVICES, LAYERS, Options
 from rdmakit.config import Config
 from rdmakit.datatypes import DTYPES, ReduceOp
 from rdmakit.errors import InvalidArgument, RdmaKitError, SetupError, UnsupportedError
@@ -66,6 +66,13 @@ def cli() -> None:
     multiple=True,
     metavar="NAME",
     help=f"Only this algorithm (may be repeated): {', '.join(CHOICES)}. Default: all that apply.",
+)
+@click.option(
+    "--device",
+    default="auto",
+    show_default=True,
+    metavar="KIND",
+    help=f"Where the arrays are: {', '.join(DEVICES)}; auto: on the GPU if all ranks can use one.",
 )
 @click.option(
     "--ranks-per-node",

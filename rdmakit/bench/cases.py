@@ -9,6 +9,12 @@ import msgspec
 import numpy as np
 
 from rdmakit.bench import values
+from rdmakit.bench.device_cases import (
+    device_allreduce,
+    device_intra,
+    device_memory,
+    device_rail,
+)
 from rdmakit.bench.pair import pair_cases
 from rdmakit.bench.session import Case, Session
 from rdmakit.collectives import Collectives
@@ -27,6 +33,8 @@ def all_cases(session: Session) -> Iterator[Case]:
         "inter": _inter,
         "allreduce": _allreduce,
     }
+    if session.options.device == "gpu":
+        makers |= {"memory": device_memory, "intra": device_intra, "allreduce": device_allreduce}
     for layer in makers:
         if layer in session.options.layers:
             yield from makers[layer](session)
@@ -167,6 +175,9 @@ def _inter(session: Session) -> Iterator[Case]:
         yield nothing("inter", "pair latency", "all ranks are on one node (try --ranks-per-node)")
         return
     yield from pair_cases(session)
+    if session.options.device == "gpu":
+        yield from device_rail(session)
+        return
 
     def run(session: Session, case: Case) -> Row:
         return _collective(session, case, comm.rail, Kind.ALLREDUCE, lambda: lanes(session))

@@ -5,7 +5,9 @@ from __future__ import annotations
 import sys
 import time
 import traceback
+from dataclasses import replace
 
+from rdmakit.bench.device_cases import choose_device, device_facts
 from rdmakit.bench.environment import environment
 from rdmakit.bench.options import Options
 from rdmakit.bench.runner import run
@@ -36,8 +38,11 @@ def run_bench(options: Options, config: Config) -> int:
     raise_together(
         comm.bootstrap, f"--output: no folder {folder}" if missing else "", InvalidArgument
     )
+    options = replace(options, device=choose_device(comm, options.device))
     rows: list[Row] = []
     facts = environment(comm)
+    if options.device == "gpu":
+        facts["gpu"] = device_facts(comm)
     table = LiveTable(quiet=options.quiet) if first else None
     file = ResultFile(options.output) if first and options.output else None
     if table is not None and not options.quiet:
@@ -104,6 +109,9 @@ def _heading(comm: Communicator, facts: dict[str, object]) -> list[str]:
     if "version" in ucx:
         lines.append(f"UCX: {ucx['reason']}")
         lines += [f"UCX: {warning}" for warning in ucx["warnings"]]
+    gpu = facts.get("gpu")
+    if isinstance(gpu, dict):
+        lines.append(f"GPU: {gpu['name']} at {gpu['pci']}, MPS {'on' if gpu['mps'] else 'off'}")
     lines += [f"note: {note}" for note in comm.notes]
     lines.append(
         "GB = 1e9 bytes; times are the slowest rank's; wire: sent to other nodes by the "

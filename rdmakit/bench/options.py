@@ -12,10 +12,11 @@ from rdmakit.errors import InvalidArgument
 from rdmakit.plan.planner import ALGORITHMS
 from rdmakit.report.files import FORMATS
 
-__all__ = ["LAYERS", "Options"]
+__all__ = ["DEVICES", "LAYERS", "Options"]
 
 LAYERS = ("memory", "intra", "inter", "allreduce")
 CHOICES = ("auto", *ALGORITHMS, "mpi")
+DEVICES = ("auto", "gpu", "cpu")
 DEFAULT_BUDGET = 36.0
 """Seconds: with 16 ranks on two cores the default run then ends within 60."""
 
@@ -38,6 +39,8 @@ class Options:
     time_budget: float = DEFAULT_BUDGET
     output: Path | None = None
     quiet: bool = False
+    device: str = "cpu"
+    """cpu, gpu, or auto before the ranks have agreed."""
 
     @classmethod
     def of(
@@ -56,6 +59,7 @@ class Options:
         time_budget: float,
         output: str | None,
         quiet: bool,
+        device: str = "cpu",
     ) -> Options:
         """Check what the command line gave.
 
@@ -90,6 +94,8 @@ class Options:
             for name in names:
                 if name not in known:
                     raise InvalidArgument(f"{option} {name!r}: one of {', '.join(known)}")
+        if device not in DEVICES:
+            raise InvalidArgument(f"--device {device!r}: one of {', '.join(DEVICES)}")
         path = Path(output) if output else None
         if path is not None and path.suffix not in FORMATS:
             raise InvalidArgument(f"--output {path}: name ends in {', '.join(FORMATS)}")
@@ -107,6 +113,7 @@ class Options:
             time_budget=time_budget,
             output=path,
             quiet=quiet,
+            device=device,
         )
 
     def sizes(self) -> list[int]:
