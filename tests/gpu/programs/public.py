@@ -38,10 +38,14 @@ def data(rank: int, count: int, dtype: str) -> Any:
     return ((np.arange(count) * 7 + rank * 5) % 13).astype(dtype)
 
 
-def group_values(comm: Any, counts: tuple[int, ...]) -> None:
+ALL = ("float32", "float16", "float64", "int32", "int64", "uint8", "int8")
+FEW = ("float32", "float16", "int32")
+
+
+def group_values(comm: Any, counts: tuple[int, ...], dtypes: tuple[str, ...]) -> None:
     n, rank = comm.size, comm.rank
     for count in counts:
-        for dtype in ("float32", "float16", "float64", "int32", "int64", "uint8", "int8"):
+        for dtype in dtypes:
             ins = [data(r, count, dtype) for r in range(n)]
             total = sum(x.astype("int64") for x in ins).astype(dtype)
             what = (comm.label, count, dtype)
@@ -64,10 +68,11 @@ def group_values(comm: Any, counts: tuple[int, ...]) -> None:
     COMM.Barrier()
 
 
-def values() -> None:
-    group_values(COMM.node, (1, 1000, 70_003))
-    group_values(COMM, (1, 7, 1000, 70_003))
-    group_values(COMM.rail, (1000,))
+def values(which: str = "all") -> None:
+    dtypes = ALL if which == "all" else FEW
+    group_values(COMM.node, (1, 1000, 70_003), dtypes)
+    group_values(COMM, (1, 7, 1000, 70_003), dtypes)
+    group_values(COMM.rail, (1000,), dtypes)
     big = 5_000_003
     x = cupy.asarray(data(RANK, big, "float32"))
     want = sum(data(r, big, "float32") for r in range(SIZE))
@@ -202,12 +207,13 @@ def main() -> None:
         f.__name__: f for f in (values, views, memory, streams, torch_arrays, late, mismatched)
     }
     try:
-        for name in sys.argv[1:]:
+        for argument in sys.argv[1:]:
+            name, _, value = argument.partition("=")
             COMM.bootstrap.barrier()
-            modes[name]()
+            modes[name](*filter(None, [value]))
             COMM.bootstrap.barrier()
             if RANK == 0:
-                say("ok", name)
+                say("ok", argument)
         COMM.close()
     except BaseException:
         say(traceback.format_exc())
