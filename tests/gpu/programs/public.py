@@ -111,8 +111,8 @@ def memory() -> None:
     x[:] = RANK + 1
     COMM.Allreduce(x, y)
     assert (cupy.asnumpy(y) == SIZE * (SIZE + 1) / 2).all()
-    mine = cupy.cuda.memory._malloc(4_000_000)  # a plain allocation, not the pool
-    array = cupy.ndarray(1_000_000, "float32", mine)
+    mine = cupy.cuda.Memory(4_000_000)  # a plain allocation, not the pool
+    array = cupy.ndarray(1_000_000, "float32", cupy.cuda.MemoryPointer(mine, 0))
     array[:] = 2
     entry = COMM.register(array)
     COMM.Allreduce(array, array)
