@@ -29,7 +29,7 @@ from rdmakit.protocols import Bootstrap
 from rdmakit.staging import HostCall, Staging
 from rdmakit.waiting import Waiter
 
-__all__ = ["DeviceGroup", "DeviceSide", "Gpu", "stream_number"]
+__all__ = ["DeviceGroup", "DeviceSide", "Gpu", "stream_of"]
 
 _SEEN_KEPT = 4096
 
@@ -46,25 +46,38 @@ class Gpu:
     """Refuses memory that kernels on a device cannot use."""
 
 
-def stream_number(stream: object, door: Any = cuda) -> int:
-    """Return the CUstream of ``stream``: CuPy's current one for None, a number, or an object.
+@dataclass(frozen=True)
+class _Held:
+    """A stream of another library, kept alive."""
+
+    ptr: int
+    owner: object
+
+
+def stream_of(stream: object, door: Any = cuda) -> Any:
+    """Return an object with ``ptr`` that keeps the stream alive: CuPy's current one for None.
+
+    A later call may be ordered after the last, so the stream of the last call must exist: of a
+    bare number the caller sees to that.
 
     Raises:
         InvalidArgument: not a stream.
     """
     if stream is None:
-        return int(door.current_stream())
+        return door.current_stream()
     if isinstance(stream, int):
+        return _Held(stream, None)
+    if isinstance(getattr(stream, "ptr", None), int):  # CuPy
         return stream
-    for name in ("ptr", "cuda_stream", "handle"):  # CuPy; PyTorch; Numba
+    for name in ("cuda_stream", "handle"):  # PyTorch; Numba
         number = getattr(stream, name, None)
         if isinstance(number, int):
-            return number
+            return _Held(number, stream)
         if number is not None and hasattr(number, "value"):
-            return int(number.value or 0)
+            return _Held(int(number.value or 0), stream)
     protocol = getattr(stream, "__cuda_stream__", None)
     if protocol is not None:
-        return int(protocol()[1])
+        return _Held(int(protocol()[1]), stream)
     raise InvalidArgument(f"stream: expected a CUDA stream, got {type(stream).__name__}")
 
 
@@ -215,7 +228,7 @@ class DeviceGroup:
         recv: Buffer,
         op: ReduceOp,
         root: int,
-        stream: object,
+        stream: Any,
         whole: HostCall,
         rail: HostCall | None,
     ) -> None:
@@ -232,15 +245,16 @@ class DeviceGroup:
             rail: the same of this rank's rail, where the group spans nodes.
         """
         side = self._side
-        number = stream_number(stream, side.gpu.door)
+        stream = stream_of(stream, side.gpu.door)
+        number: int = stream.ptr
         if not self._ready:
             self._begin(number)
         if send.stream or recv.stream:
             side.follow(number, (send, recv))
         if self._node is not None:
-            self._node.run(kind, send, recv, op, root, number)
+            self._node.run(kind, send, recv, op, root, stream)
         elif self._staging is not None:
-            self._staging.run(kind, send, recv, op, root, number, whole, rail)
+            self._staging.run(kind, send, recv, op, root, stream, whole, rail)
         elif send.address != recv.address:  # alone
             side.gpu.door.copy_async(recv.address, send.address, recv.nbytes, number)
 
@@ -307,7 +321,7 @@ class DeviceGroup:
     def synchronize(self, stream: object) -> None:
         """Wait for ``stream``, moving messages. Local, blocking; raises as DeviceNode.wait."""
         side = self._side
-        number = stream_number(stream, side.gpu.door)
+        number: int = stream_of(stream, side.gpu.door).ptr
         if side.node is not None:
             side.node.wait(number, (side.waiter.progress,))
             return

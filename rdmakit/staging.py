@@ -75,18 +75,21 @@ class Staging:
         recv: Buffer,
         op: ReduceOp,
         root: int,
-        stream: int,
+        stream: Any,
         whole: HostCall,
         rail: HostCall | None,
     ) -> None:
         """Do it. Collective; blocks until all messages are done; ``recv`` is ready on ``stream``.
+
+        ``stream`` is an object with ``ptr``, which the node keeps until its next call.
 
         Raises:
             UnsupportedError: ``stream`` is captured into a CUDA graph.
             TransferTimeout: the GPU or a peer passed the deadline; as ``whole`` and ``rail``.
         """
         door = self._door
-        if door.is_capturing(stream):
+        number: int = stream.ptr
+        if door.is_capturing(number):
             raise UnsupportedError(
                 "GPU arrays go through host memory here, which a CUDA graph cannot hold: call it "
                 "outside the capture"
@@ -98,14 +101,14 @@ class Staging:
             shard = self._node is not None
             self._slots = [_Slot(door, self._piece, shard=shard) for _ in range(DEPTH)]
         else:
-            door.wait_event(stream, self._done)  # the last call's memory is used again
+            door.wait_event(number, self._done)  # the last call's memory is used again
         if kind is Kind.ALLREDUCE and self._node is not None and rail is not None:
             self._in_shards(self._node, send, recv, op, stream, rail)
         elif kind in (Kind.ALLREDUCE, Kind.BROADCAST):
-            self._in_pieces(kind, send, recv, op, root, stream, whole)
+            self._in_pieces(kind, send, recv, op, root, number, whole)
         else:
-            self._at_once(kind, send, recv, op, root, stream, whole)
-        self._done.record(stream)
+            self._at_once(kind, send, recv, op, root, number, whole)
+        self._done.record(number)
 
     def _in_shards(
         self,
@@ -113,10 +116,11 @@ class Staging:
         send: Buffer,
         recv: Buffer,
         op: ReduceOp,
-        stream: int,
+        held: Any,
         rail: HostCall,
     ) -> None:
         """Reduce-scatter in the node, all-reduce of the shard on the rail, all-gather."""
+        stream: int = held.ptr
         copy, size, dtype = self._door.copy_async, node.size, send.dtype
         itemsize, ranks = dtype.itemsize, node.size
         pieces = _cut(send.count, self._piece // itemsize * ranks)
@@ -139,7 +143,7 @@ class Staging:
                 source = wide()
             assert slot.shard is not None
             shard = _at(slot.shard.address, each, dtype)
-            node.run(Kind.REDUCE_SCATTER, _at(source, each * ranks, dtype), shard, op, 0, stream)
+            node.run(Kind.REDUCE_SCATTER, _at(source, each * ranks, dtype), shard, op, 0, held)
             copy(slot.pinned.address, shard.address, shard.nbytes, stream)
 
         def finish(index: int, slot: _Slot) -> None:
@@ -153,7 +157,7 @@ class Staging:
             copy(shard.address, host.address, host.nbytes, stream)
             target = recv.address + first * itemsize
             into = wide() if ragged(first, last) else target
-            node.run(Kind.ALLGATHER, shard, _at(into, each * ranks, dtype), op, 0, stream)
+            node.run(Kind.ALLGATHER, shard, _at(into, each * ranks, dtype), op, 0, held)
             if into != target:
                 copy(target, into, (last - first) * itemsize, stream)
 

@@ -7,7 +7,7 @@ import time
 import traceback
 from dataclasses import replace
 
-from rdmakit.bench.device_cases import choose_device, device_facts
+from rdmakit.bench.device_cases import choose_device, device_facts, warm_up
 from rdmakit.bench.environment import environment
 from rdmakit.bench.options import Options
 from rdmakit.bench.runner import run
@@ -42,6 +42,7 @@ def run_bench(options: Options, config: Config) -> int:
     rows: list[Row] = []
     facts = environment(comm)
     if options.device == "gpu":
+        warm_up(comm, options)
         facts["gpu"] = device_facts(comm)
     table = LiveTable(quiet=options.quiet) if first else None
     file = ResultFile(options.output) if first and options.output else None

@@ -12,6 +12,7 @@ import numpy as np
 
 from rdmakit.baseline import mpi_call
 from rdmakit.bench import values
+from rdmakit.bench.options import Options
 from rdmakit.bench.session import Case, Session
 from rdmakit.buffer import Buffer, as_buffer
 from rdmakit.collectives import Collectives
@@ -29,6 +30,7 @@ __all__ = [
     "device_intra",
     "device_memory",
     "device_rail",
+    "warm_up",
 ]
 
 _PIECE = 4 << 20
@@ -56,6 +58,18 @@ def choose_device(comm: Communicator, wanted: str) -> str:
     before = comm.hosts[: comm.rank].count(comm.host)
     cuda.activate(before % int(cupy.cuda.runtime.getDeviceCount()))
     return "gpu"
+
+
+def warm_up(comm: Communicator, options: Options) -> None:
+    """Make windows and compile kernels, which is not what is measured. Collective, blocking."""
+    cupy = importlib.import_module("cupy")
+    for group in (comm.node, comm):
+        for count in (1, 64):  # elements of one size alone, and in packs
+            x, y = cupy.ones(count, options.dtype), cupy.ones(count * group.size, options.dtype)
+            group.Allreduce(x, x, options.op)
+            group.Allgather(x, y)
+            group.Reduce_scatter_block(y, x, options.op)
+    comm.synchronize()
 
 
 def _array(session: Session, count: int) -> Any:
@@ -98,7 +112,7 @@ def _copy(session: Session, case: Case) -> Row:
         "H2D": (x.data.ptr, where),
         "D2H": (where, x.data.ptr),
     }[case.name]
-    call = _waited(session, partial(cuda.copy_async, to, of, nbytes, cuda.current_stream()))
+    call = _waited(session, partial(cuda.copy_async, to, of, nbytes, cuda.current_stream().ptr))
     row = session.row(case, samples=session.timed(call), ranks=1, transport="cuda")
     pinned.close()
     return row
@@ -204,7 +218,7 @@ def _over_mpi(session: Session, send: Any, recv: Any, *, pipelined: bool) -> Cal
         event_of.append(cuda.Event())
 
     def run(keep: object = pinned) -> None:
-        stream = cuda.current_stream()
+        stream = cuda.current_stream().ptr
         waiter = session.comm.waiter
         for (at, nbytes, host, _), event in zip(calls, event_of, strict=True):
             cuda.copy_async(host[0].address, of.address + at, nbytes, stream)

@@ -151,10 +151,9 @@ def current_device() -> int:
     return int(cupy.cuda.Device().id)
 
 
-def current_stream() -> int:
-    """Return the CUstream of CuPy's current stream."""
-    cupy = importlib.import_module("cupy")
-    return int(cupy.cuda.get_current_stream().ptr)
+def current_stream() -> Any:
+    """Return CuPy's current stream; its ``ptr`` is the CUstream."""
+    return importlib.import_module("cupy").cuda.get_current_stream()
 
 
 def activate(ordinal: int) -> None:

@@ -87,8 +87,8 @@ class Door:
     def current_device(self) -> int:
         return 0
 
-    def current_stream(self) -> int:
-        return 0
+    def current_stream(self) -> SimpleNamespace:
+        return SimpleNamespace(ptr=0)
 
     def activate(self, device: int) -> None:
         pass
@@ -118,7 +118,7 @@ class Node:
         )
         self.size, self.crowd, self.door, self.registered = boot.size, crowd, door, 0
 
-    def run(self, kind: Kind, send: Any, recv: Any, op: Any, root: int, stream: int) -> None:
+    def run(self, kind: Kind, send: Any, recv: Any, op: Any, root: int, stream: Any) -> None:
         self.door.drain()
 
         self._comm._on_host(kind, _host(send), _host(recv), op, root)

@@ -12,7 +12,7 @@ from rdmakit import staging
 from rdmakit.communicator import Communicator
 from rdmakit.config import Config
 from rdmakit.datatypes import MAX
-from rdmakit.device import stream_number
+from rdmakit.device import stream_of
 from rdmakit.errors import (
     CollectiveMismatch,
     InvalidArgument,
@@ -240,4 +240,8 @@ def test_streams() -> None:
         def __cuda_stream__(self) -> tuple[int, int]:
             return (0, 7)
 
-    assert [stream_number(s) for s in (4, Ptr(), Torch(), Standard())] == [4, 5, 6, 7]
+    streams = [4, Ptr(), Torch(), Standard()]
+    held = [stream_of(stream) for stream in streams]
+    assert [stream.ptr for stream in held] == [4, 5, 6, 7]
+    assert held[1] is streams[1], "kept alive as it is"
+    assert [stream.owner for stream in held[2:]] == streams[2:]

@@ -301,7 +301,7 @@ def mismatched() -> None:
         count = 1001 if odd == "count" and RANK == 1 else 1000
         dtype = "int32" if odd == "dtype" and RANK == 1 else "float32"
         op = MAX if odd == "op" and RANK == 1 else SUM
-        big = 400_000 if odd == "registered" else count
+        big = 1_000_000 if odd == "registered" else count
         x, y = Array(big, dtype), Array(big, dtype)
         y.put(np.full(big, 77))
         if odd == "registered":
