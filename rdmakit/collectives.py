@@ -18,7 +18,6 @@ from rdmakit.config import Config, format_size
 from rdmakit.datatypes import SUM, MemoryKind, ReduceOp, op_of
 from rdmakit.errors import (
     InvalidArgument,
-    RdmaKitError,
     TransportError,
     UnsupportedError,
 )
@@ -33,13 +32,14 @@ from rdmakit.plan.shape import Call, Kind
 from rdmakit.plan.steps import Program, Space
 from rdmakit.process.phase import current
 from rdmakit.protocols import Bootstrap, Channel, Window
-from rdmakit.reduction import reducer
+from rdmakit.reduction import no_reduce, reducer
 from rdmakit.staging import HostCall
 from rdmakit.waiting import Waiter
 
 __all__ = ["IN_PLACE", "Collectives", "Operation"]
 
 _BOUND_KEPT = 32
+_REDUCES = (Kind.ALLREDUCE, Kind.REDUCE_SCATTER)
 
 
 class Collectives(Group):
@@ -319,7 +319,7 @@ class Collectives(Group):
             self.window,
             self.channel,
             self._waiter,
-            reducer(recv.dtype, op) if kind in _REDUCES else _no_reduce,
+            reducer(recv.dtype, op) if kind in _REDUCES else no_reduce,
             f"{self.label}{kind.value}/{algorithm} {format_size(recv.nbytes)}",
         )
         self._bound[key] = bound
@@ -398,10 +398,3 @@ class Collectives(Group):
     def _release(self) -> None:
         self._bound.clear()
         self._state.failure = self._state.failure or "it was closed"
-
-
-_REDUCES = (Kind.ALLREDUCE, Kind.REDUCE_SCATTER)
-
-
-def _no_reduce(dst: object, srcs: object) -> None:
-    raise RdmaKitError("a plan that moves data has a Reduce step")

@@ -15,8 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from rdmakit.datatypes import ReduceOp
+from rdmakit.errors import RdmaKitError
 
-__all__ = ["Reducer", "reducer"]
+__all__ = ["Reducer", "no_reduce", "reducer"]
 
 Array = npt.NDArray[Any]
 Reducer = Callable[[Array, Sequence[Array]], None]
@@ -76,3 +77,8 @@ def _wide(ufunc: np.ufunc, wide: np.dtype[Any]) -> Reducer:
                 dst[part] = total
 
     return reduce
+
+
+def no_reduce(dst: object, srcs: object) -> None:
+    """Stand where a plan has nothing to reduce."""
+    raise RdmaKitError("a plan that moves data has a Reduce step")
