@@ -44,6 +44,8 @@ ABORT_GRACE_SECONDS = 5.0
 _PR_SET_PDEATHSIG = 1
 _OTHERS_SPEAK = 1.0
 """Seconds between the first rank that gives up and the end of the job."""
+_FORWARDED = 0.25
+"""Seconds for the launcher to read what was printed: it drops what comes with the abort."""
 _BORN = (os.getpid(), os.getppid())  # as early as possible: see _die_with_launcher
 _installed: _Watchdog | None = None
 
@@ -104,6 +106,7 @@ def end_job(abort: Abort, code: int, grace: float = ABORT_GRACE_SECONDS) -> NoRe
         _installed.witness.quiet()
     with open(os.devnull, "w") as quiet:  # noqa: PTH123
         faulthandler.dump_traceback_later(grace, exit=True, file=quiet)
+        time.sleep(_FORWARDED)
         try:
             abort(code)
         finally:
