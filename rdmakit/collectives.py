@@ -11,13 +11,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from rdmakit.agreement import Agreement
 from rdmakit.arguments import IN_PLACE, resolve
 from rdmakit.baseline import MPI_TYPES, mpi_call
 from rdmakit.buffer import Buffer
 from rdmakit.config import Config, format_size
 from rdmakit.datatypes import SUM, ReduceOp, op_of
 from rdmakit.errors import (
-    CollectiveMismatch,
     CommunicatorClosed,
     InvalidArgument,
     RdmaKitError,
@@ -115,7 +115,7 @@ class Collectives:
         )
         self._first_tag = pack(identity, TagKind.COLLECTIVE, 0)
         self._sequence = 0
-        self._checked = 0
+        self._agreement = Agreement(bootstrap, waiter, label, self._fail, on=config.check)
         self._bound: OrderedDict[tuple[Any, ...], Bound] = OrderedDict()
         self._state = state if state is not None else State()
 
@@ -198,7 +198,7 @@ class Collectives:
     def Barrier(self) -> None:
         """Return when all ranks have called. Collective, blocking."""
         self._check_usable()
-        self._agree("barrier")
+        self._agreement.agree("barrier")
         before = current.enter(f"{self.label}barrier", timeout=self._waiter.timeout)
         try:
             self._bootstrap.barrier()
@@ -265,7 +265,7 @@ class Collectives:
         try:
             send, recv, op, name = self._resolve(kind, sendbuf, recvbuf, op, algorithm, root)
         except (InvalidArgument, UnsupportedError) as exc:
-            self._tell(kind, exc)
+            self._agreement.refuse(kind.value, exc)
             raise
         usual = self._waiter.timeout
         if timeout is not None:
@@ -380,13 +380,16 @@ class Collectives:
         call, failed = mpi_call(self._mpi, kind, send, recv, op, root)
         name = f"{self.label}{kind.value}/mpi {format_size(recv.nbytes)}"
         enter, restore, timeout = current.enter, current.restore, self._waiter.timeout
-        state = self._state
+        state, channel = self._state, self.channel
 
         def run(keep: object = keep) -> None:
             if state.failure:
                 self._check_usable()
             before = None if current.watched else enter(name, (), 0, timeout)
             try:
+                if channel is not None and channel.holds:  # nothing moves it inside MPI
+                    polls = (channel.progress,)
+                    self._waiter.until(channel.flush, polls, lambda: f"{name}: flushing")
                 call()
             except failed as exc:
                 error = TransportError(f"{name}: MPI says {exc}")
@@ -415,36 +418,10 @@ class Collectives:
 
     def _compare(self, what: tuple[Any, ...]) -> None:
         kind, send, recv, op, name, root = what
-        self._agree(
+        self._agreement.agree(
             f"{kind.value} count={send.count} dtype={recv.dtype} op={op.value} "
             f"algorithm={name} root={root}"
         )
-
-    def _tell(self, kind: Kind, exc: Exception) -> None:
-        """With checking on, let the other ranks know that this one refuses its call."""
-        try:
-            self._agree(f"{kind.value} refused: {exc}")
-        except CollectiveMismatch as mismatch:
-            raise exc from mismatch
-
-    def _agree(self, mine: str) -> None:
-        """With checking on, see that all ranks do the same. Collective, blocking."""
-        if not self._config.check:
-            return
-        self._checked += 1
-        mine = f"call {self._checked}: {mine}"
-        before = current.enter(f"{self.label}check", timeout=self._waiter.timeout)
-        try:
-            calls = [text.decode() for text in self._bootstrap.allgather(mine.encode())]
-        finally:
-            current.restore(before)
-        if len(set(calls)) == 1:
-            return
-        usual = max(calls, key=calls.count)  # of equals the first, on every rank
-        odd = "; ".join(f"rank {r}: {text}" for r, text in enumerate(calls) if text != usual)
-        error = CollectiveMismatch(f"{calls.count(usual)} rank(s): {usual}; but {odd}")
-        self._fail(error)
-        raise error
 
     def _release(self) -> None:
         self._bound.clear()
