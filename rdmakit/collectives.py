@@ -168,7 +168,7 @@ class Collectives(Group):
     def Barrier(self) -> None:
         """Return when all ranks have called. Collective, blocking."""
         self._check_usable()
-        self._agree("barrier")
+        self._agreement.agree("barrier")
         before = current.enter(f"{self.label}barrier", timeout=self._waiter.timeout)
         try:
             self._bootstrap.barrier()
@@ -230,7 +230,7 @@ class Collectives(Group):
         try:
             send, recv, op, name = self._resolve(kind, sendbuf, recvbuf, op, algorithm, root)
         except (InvalidArgument, UnsupportedError) as exc:
-            self._tell(kind, exc)
+            self._agreement.refuse(kind.value, exc)
             raise
         usual = self._waiter.timeout
         if timeout is not None:
@@ -377,13 +377,16 @@ class Collectives(Group):
         call, failed = mpi_call(self._mpi, kind, send, recv, op, root)
         name = f"{self.label}{kind.value}/mpi {format_size(recv.nbytes)}"
         enter, restore, timeout = current.enter, current.restore, self._waiter.timeout
-        state = self._state
+        state, channel = self._state, self.channel
 
         def run(keep: object = keep) -> None:
             if state.failure:
                 self._check_usable()
             before = None if current.watched else enter(name, (), 0, timeout)
             try:
+                if channel is not None and channel.holds:  # nothing moves it inside MPI
+                    polls = (channel.progress,)
+                    self._waiter.until(channel.flush, polls, lambda: f"{name}: flushing")
                 call()
             except failed as exc:
                 error = TransportError(f"{name}: MPI says {exc}")

@@ -283,10 +283,10 @@ class Communicator(Collectives):
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
             self.close()
-        elif not self.closed:
-            # The other ranks are not here; if the program ends, the exit guard ends the job.
-            self._state.failure = self._state.failure or "an exception left its with block"
-            self._free(collective=False)
+        elif self._state.failure:
+            self.close()  # local: it is of no use to any rank
+        # Else the other ranks are not here. If the program ends, the exit guard ends the job and
+        # says so; dropping the connections now would make the others name the wrong cause.
 
 
 def _nothing() -> None:

@@ -55,7 +55,7 @@ class Config:
     """RDMAKIT_TIMEOUT: seconds one wait may take before TransferTimeout."""
     check: bool = False
     """RDMAKIT_CHECK: compare each collective call between the ranks before data moves."""
-    window_bytes: int = 4 << 20
+    window_bytes: int = 3 << 20
     """RDMAKIT_WINDOW: bytes of shared memory each rank gives its node's window."""
     node_id: str = ""
     """RDMAKIT_NODE_ID: takes the place of the kernel's boot id where that misleads; per host."""

@@ -127,17 +127,27 @@ class Bound:
                 return (kind, self._places.job[peer], handle, tag)
         raise TypeError(step)
 
-    def _waits_for(self, index: int) -> str:
-        match self.program.steps[index]:
-            case Await(owner, _, value):
-                return f"{self.label}: waiting for rank {self._places.job[owner]} (step {value})"
-            case Send(peer, ref, _):
-                what = f"to send {ref.count} elements to rank {self._places.job[peer]}"
-            case Recv(peer, ref, _):
-                what = f"for {ref.count} elements from rank {self._places.job[peer]}"
+    def _waits_for(self, *indices: int) -> str:
+        """Return whom this rank waits for, and the first of the steps in question."""
+        if not indices:
+            return f"{self.label}: waiting"
+        peers: list[int] = []
+        for index in indices:
+            step = self.program.steps[index]
+            peer = step.owner if isinstance(step, Await) else getattr(step, "peer", None)
+            if peer is not None and self._places.job[peer] not in peers:
+                peers.append(self._places.job[peer])
+        match self.program.steps[indices[0]]:
+            case Await(_, _, value):
+                what = f"step {value}"
+            case Send(_, ref, _):
+                what = f"to send {ref.count} elements"
+            case Recv(_, ref, _):
+                what = f"for {ref.count} elements"
             case step:
                 what = str(step)
-        return f"{self.label}: waiting {what}"
+        ranks = ", ".join(f"rank {peer}" for peer in peers)
+        return f"{self.label}: waiting for {ranks} ({what})"
 
     def _run_straight(self, tag: int, keep: Sequence[object] = ()) -> None:
         window, reduce, copyto = self._window, self._reduce, np.copyto
@@ -231,6 +241,4 @@ class Bound:
             window.base = base + self.program.span
 
     def _blocked(self, requests: Sequence[tuple[Request, int]], flags: Sequence[int]) -> str:
-        waiting = sorted([index for _, index in requests] + list(flags))
-        more = f" (and {len(waiting) - 1} more)" if len(waiting) > 1 else ""
-        return self._waits_for(waiting[0]) + more if waiting else f"{self.label}: waiting"
+        return self._waits_for(*sorted([*(index for _, index in requests), *flags]))

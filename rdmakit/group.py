@@ -6,19 +6,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from rdmakit.agreement import Agreement
 from rdmakit.buffer import as_buffer
 from rdmakit.config import Config
 from rdmakit.datatypes import MemoryKind
 from rdmakit.device import DeviceGroup
 from rdmakit.errors import (
-    CollectiveMismatch,
     CommunicatorClosed,
     InvalidArgument,
     UnsupportedError,
 )
 from rdmakit.intra.device_calls import Registration
-from rdmakit.plan.shape import Kind
-from rdmakit.process.phase import current
 from rdmakit.protocols import Bootstrap
 from rdmakit.waiting import Waiter
 
@@ -47,9 +45,9 @@ class Group:
     ) -> None:
         self.rank, self.size, self.label = bootstrap.rank, bootstrap.size, label
         self._bootstrap, self._waiter, self._config = bootstrap, waiter, config
-        self._checked = 0
         self._state = state if state is not None else State()
         self._on_device: DeviceGroup | None = None
+        self._agreement = Agreement(bootstrap, waiter, label, self._fail, on=config.check)
 
     @property
     def waiter(self) -> Waiter:
@@ -70,7 +68,7 @@ class Group:
         Raises as :meth:`register`.
         """
         self._check_usable()
-        self._agree(f"empty {shape} {dtype}")
+        self._agreement.agree(f"empty {shape} {dtype}")
         return self._gpu().empty(shape, dtype)[0]
 
     def register(self, array: object) -> Registration | None:
@@ -92,13 +90,13 @@ class Group:
         if buffer.kind is not MemoryKind.DEVICE:
             raise InvalidArgument("array is host memory; only GPU arrays are registered")
         self._gpu().check(buffer, buffer)
-        self._agree(f"register {buffer.nbytes} bytes")
+        self._agreement.agree(f"register {buffer.nbytes} bytes")
         return self._gpu().register(buffer.address, buffer.nbytes, array)
 
     def unregister(self, registration: Registration | None) -> None:
         """Undo :meth:`register`. Collective in the node, blocking: waits for this rank's calls."""
         self._check_usable()
-        self._agree("unregister")
+        self._agreement.agree("unregister")
         self._gpu().unregister(registration)
 
     def synchronize(self, stream: object = None) -> None:
@@ -152,33 +150,7 @@ class Group:
         if not self._config.check:
             return
         kind, send, recv, op, name, root = what
-        self._agree(
+        self._agreement.agree(
             f"{kind.value} count={send.count} dtype={recv.dtype} op={op.value} "
             f"algorithm={name} root={root}"
         )
-
-    def _tell(self, kind: Kind, exc: Exception) -> None:
-        """With checking on, let the other ranks know that this one refuses its call."""
-        try:
-            self._agree(f"{kind.value} refused: {exc}")
-        except CollectiveMismatch as mismatch:
-            raise exc from mismatch
-
-    def _agree(self, mine: str) -> None:
-        """With checking on, see that all ranks do the same. Collective, blocking."""
-        if not self._config.check:
-            return
-        self._checked += 1
-        mine = f"call {self._checked}: {mine}"
-        before = current.enter(f"{self.label}check", timeout=self._waiter.timeout)
-        try:
-            calls = [text.decode() for text in self._bootstrap.allgather(mine.encode())]
-        finally:
-            current.restore(before)
-        if len(set(calls)) == 1:
-            return
-        usual = max(calls, key=calls.count)  # of equals the first, on every rank
-        odd = "; ".join(f"rank {r}: {text}" for r, text in enumerate(calls) if text != usual)
-        error = CollectiveMismatch(f"{calls.count(usual)} rank(s): {usual}; but {odd}")
-        self._fail(error)
-        raise error

@@ -149,6 +149,7 @@ class MemoryChannel:
     """Messages by rendezvous: a send completes when its receive was posted."""
 
     name = "memory"
+    holds = False
     messages = MESSAGES
 
     def __init__(self, rank: int, post: Post) -> None:

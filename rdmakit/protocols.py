@@ -67,6 +67,11 @@ class Channel(Protocol):
     messages: int
     """Tags that one operation may use; equal on all ranks."""
 
+    @property
+    def holds(self) -> bool:
+        """Whether bytes of an earlier operation are known to be still in this process."""
+        ...
+
     def wrap(self, data: Bytes) -> Any:
         """Return a reusable handle of ``data`` for send and recv. Local.
 

@@ -16,7 +16,7 @@ from rdmakit.communicator import Communicator
 from rdmakit.config import Config
 from rdmakit.errors import InvalidArgument
 from rdmakit.process.phase import current
-from rdmakit.process.watchdog import abort_on_exception, end_job
+from rdmakit.process.watchdog import abort_on_exception, end_job, speak_first
 from rdmakit.report.files import ResultFile
 from rdmakit.report.schema import Result, Row
 from rdmakit.report.table import LiveTable
@@ -88,6 +88,7 @@ def run_bench(options: Options, config: Config) -> int:
         ):
             text += "\n" + traceback.format_exc()
         print(text, file=sys.stderr, flush=True)
+        speak_first(exc)
         end_job(comm.bootstrap.abort, 1)
     close(interrupted=False)
     comm.close()

@@ -38,6 +38,7 @@ class MpiChannel:
     """See :class:`rdmakit.protocols.Channel`. Make it with :meth:`create`."""
 
     name = "mpi"
+    holds = False
 
     def __init__(self, comm: Any, bits: int) -> None:
         self._comm, self._bits = comm, bits

@@ -238,6 +238,11 @@ class UcxChannel:
             self._flushing = 0
         return not self._flushing
 
+    @property
+    def holds(self) -> bool:
+        """Whether the last flush was given up."""
+        return bool(self._flushing) and not self._broken
+
     def check_peers(self) -> None:
         """Raise PeerLost if UCX reports an endpoint as failed."""
         for peer, endpoint in self._endpoints.items():

@@ -12,10 +12,16 @@ from rdmakit.plan.steps import DONE, Builder, Ref, Space
 __all__ = ["Slots", "chunk_elements"]
 
 
+_GRAIN = 64
+"""Elements: a slot holds a multiple, so that vector loads of the next are aligned."""
+
+
 def chunk_elements(call: Call) -> int:
     """Return how many elements of a vector are under way together."""
     limits, layout = call.limits, call.layout
-    slot = limits.window // SLOTS if max(layout.ranks_per_node) > 1 else limits.chunk * 4
+    room = limits.window // SLOTS
+    slot = room - room % _GRAIN if room > _GRAIN else room
+    slot = slot if max(layout.ranks_per_node) > 1 else limits.chunk * 4
     return max(1, min(slot, limits.chunk) if len(layout.nodes) > 1 else slot)
 
 
@@ -27,6 +33,10 @@ class Slots:
     peers: Sequence[int]
     elements: int
     _entry: list[int] | None = None
+
+    def __post_init__(self) -> None:
+        if self.elements > _GRAIN:  # slots begin on cache lines, if areas do
+            self.elements += -self.elements % _GRAIN
 
     def place(self, owner: int, slot: int, offset: int, count: int) -> Ref:
         """Return elements of ``slot`` in the area of ``owner``."""

@@ -22,11 +22,19 @@ from types import TracebackType
 from typing import NoReturn
 
 from rdmakit.config import Config
+from rdmakit.errors import TransportError
 from rdmakit.process.launcher import launcher_of
 from rdmakit.process.phase import Snapshot, current
 from rdmakit.process.witness import Witness
 
-__all__ = ["abort_on_exception", "end_job", "exit_guard", "install", "register_exit_guard"]
+__all__ = [
+    "abort_on_exception",
+    "end_job",
+    "exit_guard",
+    "install",
+    "register_exit_guard",
+    "speak_first",
+]
 
 Abort = Callable[[int], None]
 
@@ -34,6 +42,10 @@ TICK_SECONDS = 0.25
 ABORT_GRACE_SECONDS = 5.0
 
 _PR_SET_PDEATHSIG = 1
+_OTHERS_SPEAK = 1.0
+"""Seconds between the first rank that gives up and the end of the job."""
+_FORWARDED = 0.25
+"""Seconds for the launcher to read what was printed: it drops what comes with the abort."""
 _BORN = (os.getpid(), os.getppid())  # as early as possible: see _die_with_launcher
 _installed: _Watchdog | None = None
 
@@ -70,6 +82,20 @@ def install(rank: int, size: int, host: str, abort: Abort, config: Config) -> bo
     return True
 
 
+def speak_first(error: BaseException | None) -> None:
+    """Before the job is ended for a failed transfer, let it be known who is at fault.
+
+    The witness names ranks of this host that are silent or elsewhere; the others, whose waits
+    pass their deadline at about the same time, get a moment to say whom they wait for. Without,
+    the first to give up ends the job, and it may wait for a rank that is itself kept waiting.
+    """
+    if not isinstance(error, TransportError):
+        return
+    if _installed is not None and _installed.witness is not None:
+        _installed.witness.stuck()
+    time.sleep(_OTHERS_SPEAK)
+
+
 def end_job(abort: Abort, code: int, grace: float = ABORT_GRACE_SECONDS) -> NoReturn:
     """End every rank by ``abort(code)``, and this process in any case.
 
@@ -80,6 +106,7 @@ def end_job(abort: Abort, code: int, grace: float = ABORT_GRACE_SECONDS) -> NoRe
         _installed.witness.quiet()
     with open(os.devnull, "w") as quiet:  # noqa: PTH123
         faulthandler.dump_traceback_later(grace, exit=True, file=quiet)
+        time.sleep(_FORWARDED)
         try:
             abort(code)
         finally:
@@ -105,6 +132,7 @@ def abort_on_exception(rank: int, host: str, abort: Abort) -> None:
             before(kind, error, trace)
             for stream in (sys.stdout, sys.stderr):
                 stream.flush()
+            speak_first(error)
         finally:
             end_job(abort, 1)
 
@@ -133,7 +161,9 @@ def exit_guard(
     """
     if not is_open():
         return
-    if getattr(sys, "last_exc", None) or getattr(sys, "last_value", None):
+    error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
+    if error:
+        speak_first(error)
         _tell(f"rank {rank} (host {host}): ended by an exception, ending the job")
         end_job(abort, 1)
     reason = f"they did not end within {timeout:g} s"

@@ -58,7 +58,7 @@ def test_killed_rank(family: str, nodes: str, faulty: int, tmp_path: Path) -> No
     now = time.monotonic()
     os.kill(ranks[faulty], signal.SIGKILL)
     result = ended(job, ranks, now)
-    assert result.rc != 0
+    assert result.rc != 0, result
     lines = named(result, faulty)
     assert any("killed" in line for line in lines), result.out
     assert any("allreduce" in line or "outside of any call" in line for line in lines), result.out
@@ -71,9 +71,9 @@ def test_stopped_rank(family: str, nodes: str, faulty: int, tmp_path: Path) -> N
     now = time.monotonic()
     os.kill(ranks[faulty], signal.SIGSTOP)
     result = ended(job, ranks, now)
-    assert result.rc != 0
+    assert result.rc != 0, result
     late = [x for x in result.out.splitlines() if f"limit {DEADLINE:g} s" in x]
-    assert late, result.out
+    assert late, result
     assert any("allreduce/" in line and "waiting" in line for line in late)
     assert any(re.search(rf"waiting .*rank {faulty}\b", line) for line in late), result.out
 
@@ -91,7 +91,7 @@ def test_exception_in_one_rank(family: str, nodes: str, faulty: int, tmp_path: P
     job = start(family, nodes, tmp_path, "raise", faulty)
     ranks = pids(job, tmp_path / "x", N)
     result = ended(job, ranks, time.monotonic())
-    assert result.rc != 0
+    assert result.rc != 0, result
     assert "ValueError: made to fail" in result.out
     assert any("exception" in line for line in named(result, faulty)), result.out
 
@@ -100,6 +100,6 @@ def test_exit_in_one_rank(family: str, tmp_path: Path) -> None:
     job = start(family, "2x2", tmp_path, "exit", 1)
     ranks = pids(job, tmp_path / "x", N)
     result = ended(job, ranks, time.monotonic())
-    assert result.rc != 0
+    assert result.rc != 0, result
     said = "\n".join(named(result, 1))
     assert "left early" in said or re.search(r"waiting .*rank 1\b", result.out), result.out

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from rdmakit.errors import InvalidArgument, UnsupportedError
 from rdmakit.layout import RankLayout
+from rdmakit.plan.cost import Costs, predict
 from rdmakit.plan.planner import ALGORITHMS, algorithms, bytes_out_of_node, program, why_not
 from rdmakit.plan.shape import Call, Kind, Limits
-from rdmakit.plan.cost import Costs, predict
 from rdmakit.plan.simulator import simulate
 from rdmakit.plan.steps import Await, Send
 

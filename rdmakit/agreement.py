@@ -1,0 +1,63 @@
+"""With checking on, ranks compare what they are about to do before any data moves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from rdmakit.errors import CollectiveMismatch
+from rdmakit.process.phase import current
+from rdmakit.protocols import Bootstrap
+from rdmakit.waiting import Waiter
+
+__all__ = ["Agreement"]
+
+
+class Agreement:
+    """The comparison of one group's calls."""
+
+    def __init__(
+        self,
+        bootstrap: Bootstrap,
+        waiter: Waiter,
+        label: str,
+        fail: Callable[[BaseException], None],
+        *,
+        on: bool,
+    ) -> None:
+        """Make it; ``fail`` is told of a difference before it is raised."""
+        self._bootstrap, self._waiter, self._label = bootstrap, waiter, label
+        self._fail, self._on, self._calls = fail, on, 0
+
+    def agree(self, mine: str) -> None:
+        """See that all ranks are about to do ``mine``. Collective, blocking; nothing if off.
+
+        Raises:
+            CollectiveMismatch: on every rank; names the odd ones.
+        """
+        if not self._on:
+            return
+        self._calls += 1
+        mine = f"call {self._calls}: {mine}"
+        before = current.enter(f"{self._label}check", timeout=self._waiter.timeout)
+        try:
+            calls = [text.decode() for text in self._bootstrap.allgather(mine.encode())]
+        finally:
+            current.restore(before)
+        if len(set(calls)) == 1:
+            return
+        usual = max(calls, key=calls.count)  # of equals the first, on every rank
+        odd = "; ".join(f"rank {r}: {text}" for r, text in enumerate(calls) if text != usual)
+        error = CollectiveMismatch(f"{calls.count(usual)} rank(s): {usual}; but {odd}")
+        self._fail(error)
+        raise error
+
+    def refuse(self, kind: str, error: Exception) -> None:
+        """Let the others know that this rank refuses its call. Collective, blocking.
+
+        Raises:
+            Exception: ``error``, where the others were about to do something else.
+        """
+        try:
+            self.agree(f"{kind} refused: {error}")
+        except CollectiveMismatch as mismatch:
+            raise error from mismatch
