@@ -16,11 +16,7 @@ from rdmakit.baseline import MPI_TYPES, mpi_call
 from rdmakit.buffer import Buffer
 from rdmakit.config import Config, format_size
 from rdmakit.datatypes import SUM, MemoryKind, ReduceOp, op_of
-from rdmakit.errors import (
-    InvalidArgument,
-    TransportError,
-    UnsupportedError,
-)
+from rdmakit.errors import InvalidArgument, TransportError, UnsupportedError
 from rdmakit.executor import Bound, Places
 from rdmakit.group import Group, State
 from rdmakit.inter.tags import MESSAGES, SEQUENCES, TagKind, pack
