@@ -81,7 +81,7 @@ def family_of(library: Path) -> MpiFamily | None:
 def mpirun_beside(library: Path, family: MpiFamily | None) -> Path | None:
     """Return the mpirun that was installed with ``library``, or None if none is found."""
     names = ("mpirun.openmpi", "mpirun") if family == "openmpi" else ("mpirun.mpich", "mpirun")
-    for parent in library.parents:
+    for parent in library.parents[:-1]:  # not /bin: it belongs to no library but the system's
         for name in names:
             if os.access(parent / "bin" / name, os.X_OK):
                 return parent / "bin" / name
