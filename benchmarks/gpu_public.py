@@ -36,6 +36,7 @@ def main() -> None:
     parser.add_argument("--most", type=int, default=256 << 20)
     args = parser.parse_args()
     comm = Communicator()
+    cupy.cuda.Device(comm.local_rank % cupy.cuda.runtime.getDeviceCount()).use()
     stream = cupy.cuda.Stream(non_blocking=True)
     stream.use()
     world = MPI.COMM_WORLD

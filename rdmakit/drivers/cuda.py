@@ -372,9 +372,14 @@ def copy_async(dst: int, src: int, nbytes: int, stream: int) -> None:
 
 
 def copy_now(dst: int, src: int, nbytes: int) -> None:
-    """Copy between any two addresses and wait for it; ordered on the legacy default stream."""
+    """Copy between any two addresses and wait for it; ordered on the legacy default stream.
+
+    A copy from pageable memory returns when it is staged (CUDA driver API, "API synchronization
+    behavior"); another process may look before it has arrived. Hence the wait.
+    """
     if nbytes:
         call("cuMemcpy", dst, src, nbytes)
+        call("cuStreamSynchronize", 0)
 
 
 def flush_nic_writes(*, all_devices: bool) -> None:

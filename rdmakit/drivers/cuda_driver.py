@@ -78,6 +78,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cuEventDestroy_v2": (_P,),
     "cuEventRecord": (_P, _P),
     "cuEventQuery": (_P,),
+    "cuStreamSynchronize": (_P,),
     "cuStreamWaitEvent": (_P, _P, c_uint),
     "cuStreamIsCapturing": (_P, POINTER(c_int)),
     "cuLaunchKernel": (_P, *(c_uint,) * 7, _P, _P, _P),

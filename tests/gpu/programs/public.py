@@ -26,6 +26,8 @@ from rdmakit import (
 )
 
 COMM = Communicator()
+# A GPU for each rank where there are several, before anything is allocated.
+cupy.cuda.Device(COMM.local_rank % cupy.cuda.runtime.getDeviceCount()).use()
 RANK, SIZE = COMM.rank, COMM.size
 
 
