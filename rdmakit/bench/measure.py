@@ -17,6 +17,7 @@ __all__ = ["Group", "Samples", "measure"]
 _SAMPLE = 60e-6
 """Seconds: shorter calls are timed several at once, so that the clock does not count."""
 _WARM_SHARE = 0.25
+_WARM_SECONDS = 3e-3
 
 
 class Group:
@@ -96,6 +97,9 @@ def measure(
         call()
     took = (clock() - start) / warm if warm else first
     usual = float(group.largest(np.array([took]))[0])
+    if warm and usual * warm < _WARM_SECONDS:  # a few calls do not wake caches and clocks
+        for _ in range(int(_WARM_SECONDS / max(usual, 1e-7))):
+            call()
     batch = max(1, int(_SAMPLE / max(usual, 1e-8)))
     spent = first + warm * usual
     wanted = max(1, min(iterations, int((allotment - spent) / max(usual * batch, 1e-7))))

@@ -39,6 +39,7 @@ class Witness:
     def __init__(self, first: bool) -> None:
         """Connect, or with ``first`` (one rank per host) start the witness."""
         self._socket: socket.socket | None = None
+        self._left = False
         self._attempts = 40
         parent = os.getppid()
         with contextlib.suppress(OSError):  # another job's parent may have had this number
@@ -50,6 +51,8 @@ class Witness:
 
     def tell(self, name: str, text: str) -> None:
         """Say what this rank is doing: the name of the phase, and the sentence to print."""
+        if self._left:  # the watchdog ticks on while MPI finalizes
+            return
         if self._socket is None and self._attempts > 0:
             self._attempts -= 1  # the first rank may be late
             self._connect()
@@ -64,6 +67,7 @@ class Witness:
     def leave(self) -> None:
         """Say that this rank ends as it should."""
         self._attempts = 0
+        self._left = True
         self._send(_LEAVE)
 
     def quiet(self) -> None:
