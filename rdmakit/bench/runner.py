@@ -17,6 +17,8 @@ from rdmakit.report.schema import Row
 
 __all__ = ["run"]
 
+_SETTLE = 0.3
+"""Seconds before the first row: what was started beside the ranks takes their cores at first."""
 _SHARES = {"memory": 0.08, "intra": 0.27, "inter": 0.3, "allreduce": 0.35}
 """Of the time budget; what a layer leaves goes to those after it."""
 
@@ -35,6 +37,7 @@ def run(
     group = Group(comm.bootstrap)
     session = Session(comm, options, Budget(0.0, ()), group)
     by_layer = {name: list(cases) for name, cases in groupby(all_cases(session), _layer)}
+    time.sleep(_SETTLE)
     start, seconds = time.monotonic(), options.time_budget
     for done, (layer, cases) in enumerate(by_layer.items()):
         coming = sum(_SHARES[name] for name in list(by_layer)[done:])
