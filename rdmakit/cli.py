@@ -129,7 +129,9 @@ def main(args: list[str] | None = None) -> None:
     except (InvalidArgument, UnsupportedError) as exc:
         report_once(launcher, str(exc), 2)
     except SetupError as exc:
-        report_once(launcher, str(exc), 2, alone=launcher.kind == "openmpi")
+        # With MPI up, set-up errors are raised on every rank: rank 0 speaks for all.
+        lone = launcher.kind == "openmpi" and "mpi4py.MPI" not in sys.modules
+        report_once(launcher, str(exc), 2, alone=lone)
     except RdmaKitError as exc:
         report_once(launcher, str(exc), 1, alone=True)
     except (click.Abort, KeyboardInterrupt):
