@@ -323,10 +323,15 @@ class Collectives(Group):
             self._bound.popitem(last=False)
         return bound
 
-    def _run(self, bound: Bound, keep: tuple[object, ...]) -> None:
-        self._check_usable()
+    def _next_tag(self) -> int:
+        """Return the first tag of this group's next operation; all ranks call it alike."""
         tag = self._first_tag + self._sequence % SEQUENCES * MESSAGES
         self._sequence += 1
+        return tag
+
+    def _run(self, bound: Bound, keep: tuple[object, ...]) -> None:
+        self._check_usable()
+        tag = self._next_tag()
         before = current.enter(bound.label)
         try:
             bound.run(tag, keep)

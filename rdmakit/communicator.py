@@ -19,7 +19,8 @@ import msgspec
 from rdmakit.bootstrap import MpiBootstrap, load_mpi
 from rdmakit.collectives import Collectives
 from rdmakit.config import Config
-from rdmakit.device import DeviceGroup, DeviceSide, Gpu
+from rdmakit.device import DeviceGroup
+from rdmakit.device_side import DeviceSide, Gpu
 from rdmakit.errors import SetupError
 from rdmakit.group import State
 from rdmakit.intra.posix_shm import PosixWindow
@@ -31,7 +32,7 @@ from rdmakit.process.phase import current
 from rdmakit.process.watchdog import install, register_exit_guard
 from rdmakit.protocols import Bootstrap, Channel, Window
 from rdmakit.staging import HostCall
-from rdmakit.startup import compare_setup, make_channel, raise_together
+from rdmakit.startup import agree_on_direct, compare_setup, make_channel, raise_together
 from rdmakit.waiting import Waiter, spins_for
 
 __all__ = ["Communicator"]
@@ -104,6 +105,7 @@ class Communicator(Collectives):
         spins = spins_for(max(node_boot.size, self.hosts.count(bootstrap.host)))
         waiter = Waiter(bootstrap.rank, bootstrap.host, config.timeout, spins)
         channel: Channel | None = None
+        why_staged = ""
         if len(nodes.layout.nodes) > 1:
             others = partners(nodes.layout, bootstrap.rank)
             channel, note = make_channel(bootstrap, config, others, waiter, virtual=nodes.virtual)
@@ -111,6 +113,7 @@ class Communicator(Collectives):
             waiter.check_peers, waiter.progress = channel.check_peers, channel.progress
             for control in (bootstrap, node_boot, rail_boot):
                 control.meanwhile = channel.progress
+            why_staged = agree_on_direct(bootstrap, config, channel, others)
         self._setup(
             bootstrap,
             node_boot,
@@ -123,6 +126,7 @@ class Communicator(Collectives):
             mpi=(bootstrap.comm, node_boot.comm, rail_boot.comm),
         )
         self.virtual = nodes.virtual
+        self._gpus.why_staged = why_staged
         self._notes = tuple(notes)
         if nodes.virtual:
             self._gpus.crowd = max(map(self.hosts.count, self.hosts))
@@ -211,8 +215,21 @@ class Communicator(Collectives):
             state=state,
         )
         self._gpus = DeviceSide(bootstrap, node_boot, waiter, gpu)
-        for group, spans in ((self, "job"), (self.node, "node"), (self.rail, "rail")):
-            group._on_device = DeviceGroup(self._gpus, group.layout, spans=spans)
+        self._gpus.channel = channel
+        rail: DeviceGroup | None = None
+        for group, spans in ((self.node, "node"), (self.rail, "rail"), (self, "job")):
+            group._on_device = DeviceGroup(
+                self._gpus,
+                group.layout,
+                group.rank,
+                group._places,
+                spans=spans,
+                counters=group.window,
+                next_tag=group._next_tag,
+                label=group.label,
+                rail=rail,
+            )
+            rail = group._on_device if spans == "rail" else None
         self._parts = (bootstrap, node_boot, rail_boot)
         self.closed = False
 

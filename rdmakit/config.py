@@ -10,9 +10,10 @@ from dataclasses import dataclass, field, fields, replace
 
 from rdmakit.errors import InvalidArgument
 
-__all__ = ["UCX_POLICIES", "Config", "format_size", "parse_size"]
+__all__ = ["GPU_DIRECT", "UCX_POLICIES", "Config", "format_size", "parse_size"]
 
 UCX_POLICIES = ("auto", "mpi", "wheel", "system", "none")
+GPU_DIRECT = ("auto", "on", "off")
 
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
@@ -49,6 +50,9 @@ class Config:
 
     ucx: str = "auto"
     """Which UCX to use (RDMAKIT_UCX): auto, mpi, wheel, system, or none for the MPI channel."""
+    gpu_direct: str = "auto"
+    """RDMAKIT_GPU_DIRECT: messages of GPU memory by UCX on device pointers (on), through pinned
+    host memory (off), or by UCX where a NIC can read GPU memory (auto)."""
     ranks_per_node: int = 0
     """RDMAKIT_RANKS_PER_NODE: cut each host into virtual nodes of so many ranks; 0 is off."""
     timeout: float = 60.0
@@ -65,6 +69,11 @@ class Config:
     def __post_init__(self) -> None:
         if self.ucx not in UCX_POLICIES:
             raise InvalidArgument(f"RDMAKIT_UCX={self.ucx!r}; one of {', '.join(UCX_POLICIES)}")
+        if self.gpu_direct not in GPU_DIRECT:
+            raise InvalidArgument(
+                f"GPU direct (RDMAKIT_GPU_DIRECT) {self.gpu_direct!r}: one of "
+                f"{', '.join(GPU_DIRECT)}"
+            )
         if self.ranks_per_node < 0:
             raise InvalidArgument(
                 f"ranks per node (RDMAKIT_RANKS_PER_NODE) {self.ranks_per_node}: 0 or more"
@@ -90,6 +99,7 @@ class Config:
         values: dict[str, object] = {}
         for variable, name, convert in (
             ("RDMAKIT_UCX", "ucx", str.lower),
+            ("RDMAKIT_GPU_DIRECT", "gpu_direct", str.lower),
             ("RDMAKIT_RANKS_PER_NODE", "ranks_per_node", int),
             ("RDMAKIT_TIMEOUT", "timeout", float),
             ("RDMAKIT_CHECK", "check", _flag),

@@ -13,7 +13,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Bootstrap", "Bytes", "Channel", "Request", "Window"]
+__all__ = ["Bootstrap", "Bytes", "Channel", "DeviceChannel", "Request", "Window"]
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -113,6 +113,21 @@ class Channel(Protocol):
 
     def close(self) -> None:
         """Release everything. Local, idempotent; peers must have stopped sending to this rank."""
+        ...
+
+
+class DeviceChannel(Channel, Protocol):
+    """A channel that also moves GPU memory, directly or through the host.
+
+    ``done`` of a receive means that kernels launched afterwards see the bytes; a send reads its
+    memory when it is called, so what fills it must be complete.
+    """
+
+    way: str
+    """``gpu-direct`` or ``host-staged``."""
+
+    def wrap_device(self, address: int, nbytes: int) -> Any:
+        """Return a reusable handle of GPU memory for send and recv. Local; owns nothing."""
         ...
 
 

@@ -21,6 +21,7 @@ from rdmakit.waiting import Waiter
 
 if TYPE_CHECKING:
     from rdmakit.intra.device_node import DeviceNode
+    from rdmakit.stepped import Stepped
 
 __all__ = ["HostCall", "Staging"]
 
@@ -52,7 +53,12 @@ class Staging:
     """Collectives of one group through host memory."""
 
     def __init__(
-        self, door: Any, waiter: Waiter, node: DeviceNode | None = None, piece: int = PIECE
+        self,
+        door: Any,
+        waiter: Waiter,
+        node: DeviceNode | None = None,
+        piece: int = PIECE,
+        direct: Stepped | None = None,
     ) -> None:
         """Describe it; memory is taken at the first call. Local.
 
@@ -61,7 +67,11 @@ class Staging:
             waiter: deadline of waits.
             node: reduces and gathers inside the node, where all nodes have equally many ranks.
             piece: bytes of a piece in host memory.
+            direct: reduces shards over the rails where messages take GPU memory as it is.
         """
+        self._direct = direct
+        self._rail_stream: Any = None
+        self._rail_done: Any = None
         self._door, self._waiter, self._node, self._piece = door, waiter, node, piece
         self._slots: list[_Slot] = []
         self._wide: Any = None
@@ -119,7 +129,11 @@ class Staging:
         held: Any,
         rail: HostCall,
     ) -> None:
-        """Reduce-scatter in the node, all-reduce of the shard on the rail, all-gather."""
+        """Reduce-scatter in the node, all-reduce of the shard on the rail, all-gather.
+
+        What a NIC wrote into a shard is read by this rank's kernel alone, which pushes it to the
+        peers: so no flush.
+        """
         stream: int = held.ptr
         copy, size, dtype = self._door.copy_async, node.size, send.dtype
         itemsize, ranks = dtype.itemsize, node.size
@@ -144,17 +158,21 @@ class Staging:
             assert slot.shard is not None
             shard = _at(slot.shard.address, each, dtype)
             node.run(Kind.REDUCE_SCATTER, _at(source, each * ranks, dtype), shard, op, 0, held)
-            copy(slot.pinned.address, shard.address, shard.nbytes, stream)
+            if self._direct is None:
+                copy(slot.pinned.address, shard.address, shard.nbytes, stream)
 
         def finish(index: int, slot: _Slot) -> None:
             first, last = pieces[index]
             each = -(-(last - first) // ranks)
             node.check()
-            host = _at(slot.pinned.address, each, dtype, MemoryKind.HOST)
-            rail(Kind.ALLREDUCE, host, host, op, 0)
             assert slot.shard is not None
             shard = _at(slot.shard.address, each, dtype)
-            copy(shard.address, host.address, host.nbytes, stream)
+            if self._direct is not None:
+                self._on_rail(self._direct, shard, op, stream)
+            else:
+                host = _at(slot.pinned.address, each, dtype, MemoryKind.HOST)
+                rail(Kind.ALLREDUCE, host, host, op, 0)
+                copy(shard.address, host.address, host.nbytes, stream)
             target = recv.address + first * itemsize
             into = wide() if ragged(first, last) else target
             node.run(Kind.ALLGATHER, shard, _at(into, each * ranks, dtype), op, 0, held)
@@ -162,6 +180,15 @@ class Staging:
                 copy(target, into, (last - first) * itemsize, stream)
 
         self._pipeline(len(pieces), start, finish, stream)
+
+    def _on_rail(self, direct: Stepped, shard: Buffer, op: ReduceOp, stream: int) -> None:
+        """All-reduce a shard over the rail, on a stream of its own: not behind later pieces."""
+        if self._rail_stream is None:
+            self._rail_stream, self._rail_done = self._door.Stream(), self._door.Event()
+        own: int = self._rail_stream.ptr
+        direct.run(Kind.ALLREDUCE, shard, shard, op, 0, own)
+        self._rail_done.record(own)
+        self._door.wait_event(stream, self._rail_done)
 
     def _in_pieces(
         self,
@@ -255,10 +282,11 @@ class Staging:
         """Free its memory. Local; waits for the device. Not after an error: peers may write it."""
         for slot in self._slots:
             slot.close()
-        for part in (self._wide, self._done, *self._large):
+        for part in (self._wide, self._done, self._rail_stream, self._rail_done, *self._large):
             if part is not None:
                 part.close()
         self._slots, self._large, self._wide, self._done = [], [], None, None
+        self._rail_stream, self._rail_done = None, None
 
 
 def _cut(count: int, most: int) -> Sequence[tuple[int, int]]:

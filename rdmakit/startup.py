@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import re
 from collections.abc import Sequence
 
 import msgspec
@@ -10,14 +11,15 @@ import msgspec
 import rdmakit
 from rdmakit.bootstrap import MpiBootstrap
 from rdmakit.config import Config
-from rdmakit.drivers import ucx_loading
+from rdmakit.drivers import cuda, ucx_loading
+from rdmakit.drivers.host import HostTree
 from rdmakit.errors import RdmaKitError, SetupError, TransportError
 from rdmakit.inter.mpi import MpiChannel
 from rdmakit.inter.ucx import UcxChannel
 from rdmakit.protocols import Bootstrap, Channel
 from rdmakit.waiting import Waiter
 
-__all__ = ["compare_setup", "make_channel", "raise_together"]
+__all__ = ["agree_on_direct", "compare_setup", "make_channel", "raise_together"]
 
 
 def raise_together(bootstrap: Bootstrap, problem: str, kind: type[RdmaKitError]) -> None:
@@ -123,6 +125,59 @@ def make_channel(
         bootstrap.meanwhile = None
         return _mpi_instead(bootstrap, config, channel, problems)
     return channel, ""
+
+
+def agree_on_direct(
+    bootstrap: Bootstrap, config: Config, channel: Channel, partners: Sequence[int]
+) -> str:
+    """Return why messages take no GPU memory as it is, or nothing. Collective, blocking.
+
+    Looks for a GPU only where an RDMA device could read it, or by ``gpu_direct="on"``: asking for
+    one costs a tenth of a second. Whether a NIC really reads it is another question.
+
+    Raises:
+        SetupError: on every rank: it is on, and some rank cannot.
+    """
+    if config.gpu_direct == "off":
+        return "gpu_direct=off"
+    why = channel.why_no_device if isinstance(channel, UcxChannel) else f"{channel.name} channel"
+    if not why and config.gpu_direct == "auto":
+        lanes = [lane for peer in partners for lane in channel.transports(peer)]
+        why = why_not_rdma(lanes, HostTree())
+    why = why or cuda.why_not()
+    reasons = [text.decode() for text in bootstrap.allgather(why.encode())]
+    bad = [rank for rank, text in enumerate(reasons) if text]
+    if bad and config.gpu_direct == "on":
+        raise SetupError(f"RDMAKIT_GPU_DIRECT=on, rank {bad[0]}: {reasons[bad[0]]}")
+    return f"rank {bad[0]}: {reasons[bad[0]]}" if bad else ""
+
+
+def why_not_rdma(lanes: Sequence[tuple[str, str]], tree: HostTree) -> str:
+    """Return why no NIC on these lanes can read GPU memory here, or nothing. Local.
+
+    Args:
+        lanes: (transport, device) of the connections, as UCX names them.
+        tree: the machine.
+    """
+    rdma = [name for name, _ in lanes if name.startswith(("rc_", "dc_", "ud_", "gga_"))]
+    if not rdma:
+        names = sorted({"/".join(lane) for lane in lanes})
+        return f"no RDMA transport between the nodes, only {', '.join(names) or 'none'}"
+    modules = ("nvidia_peermem", "nv_peer_mem")
+    if any(tree.exists(f"/sys/module/{name}") for name in modules):
+        return ""
+    release = tuple(int(n) for n in re.findall(r"\d+", tree.read_text(_RELEASE) or "")[:2])
+    open_module = "Open Kernel Module" in (tree.read_text("/proc/driver/nvidia/version") or "")
+    if release >= (5, 12) and open_module:  # dma-buf, which needs the open kernel module
+        return ""
+    return (
+        f"{rdma[0]} is there, but nothing lets the NIC read GPU memory: neither nvidia_peermem is "
+        "loaded (modprobe nvidia-peermem) nor dma-buf offered (Linux 5.12 or newer and NVIDIA's "
+        "open kernel module)"
+    )
+
+
+_RELEASE = "/proc/sys/kernel/osrelease"
 
 
 def _mpi_instead(

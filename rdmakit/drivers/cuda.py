@@ -357,6 +357,22 @@ class Event:
             call("cuEventDestroy_v2", handle)
 
 
+class Stream:
+    """A stream of our own, independent of the legacy default stream."""
+
+    def __init__(self) -> None:
+        handle = c_void_p()
+        call("cuStreamCreate", byref(handle), 1)  # CU_STREAM_NON_BLOCKING
+        assert handle.value
+        self.ptr: int = handle.value
+
+    def close(self) -> None:
+        """Destroy it; work given to it still runs. Idempotent."""
+        handle, self.ptr = self.ptr, 0
+        if handle:
+            call("cuStreamDestroy_v2", handle)
+
+
 def wait_event(stream: int, event: Event) -> None:
     """Let later work of ``stream`` wait for ``event`` on the device. Does not block the host."""
     call("cuStreamWaitEvent", stream, event.handle, 0)

@@ -78,6 +78,8 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cuEventDestroy_v2": (_P,),
     "cuEventRecord": (_P, _P),
     "cuEventQuery": (_P,),
+    "cuStreamCreate": (POINTER(_P), c_uint),
+    "cuStreamDestroy_v2": (_P,),
     "cuStreamSynchronize": (_P,),
     "cuStreamWaitEvent": (_P, _P, c_uint),
     "cuStreamIsCapturing": (_P, POINTER(c_int)),

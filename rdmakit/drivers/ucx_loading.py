@@ -37,6 +37,7 @@ __all__ = [
     "endpoint_transports",
     "flushed",
     "load",
+    "loaded",
     "start_flush",
     "ucx_version_string",
 ]
@@ -122,6 +123,17 @@ def load(policy: str = "auto") -> UcxLibrary:
                 _State.failure = exc
                 raise
         return _State.library
+
+
+def loaded() -> UcxLibrary:
+    """Return the UCX of this process. Local.
+
+    Raises:
+        SetupError: ``load`` has not succeeded in this process.
+    """
+    if _State.library is None:
+        raise SetupError("UCX is not loaded: call rdmakit.drivers.ucx_loading.load() first")
+    return _State.library
 
 
 def bindings() -> tuple[ModuleType, ModuleType]:

@@ -17,7 +17,13 @@ from typing import Any
 import numpy as np
 
 from rdmakit.drivers import ucx_loading
-from rdmakit.errors import ConnectError, PeerLost, TransferTimeout, TransportError
+from rdmakit.errors import (
+    ConnectError,
+    PeerLost,
+    TransferTimeout,
+    TransportError,
+    UnsupportedError,
+)
 from rdmakit.inter.tags import COMMUNICATORS, MESSAGES, TagKind, pack, with_source
 from rdmakit.protocols import Bootstrap, Bytes, Request
 from rdmakit.waiting import Waiter, settle
@@ -57,6 +63,19 @@ def context_config(*, virtual: bool) -> dict[str, str]:
     return config
 
 
+class _DevicePointer:
+    """GPU memory as ucxx takes it."""
+
+    def __init__(self, address: int, nbytes: int) -> None:
+        self.__cuda_array_interface__ = {
+            "shape": (nbytes,),
+            "typestr": "|u1",
+            "data": (address, False),
+            "strides": None,
+            "version": 3,
+        }
+
+
 class _UcxRequest:
     """Completion of one ucxx request."""
 
@@ -87,6 +106,7 @@ class UcxChannel:
     """See :class:`rdmakit.protocols.Channel`. Make it with :meth:`create`."""
 
     name = "ucx"
+    way = "gpu-direct"
     messages = MESSAGES
 
     def __init__(
@@ -187,6 +207,28 @@ class UcxChannel:
     def wrap(self, data: Bytes) -> Any:
         """Return UCXX's handle of the memory."""
         return self._array(data)
+
+    def wrap_device(self, address: int, nbytes: int) -> Any:
+        """Return UCXX's handle of GPU memory.
+
+        Raises:
+            UnsupportedError: this UCX has no CUDA; a device pointer would end the process.
+        """
+        if self.why_no_device:
+            raise UnsupportedError(self.why_no_device)
+        return self._array(_DevicePointer(address, nbytes))
+
+    @property
+    def why_no_device(self) -> str:
+        """Why this channel takes no GPU memory, or nothing."""
+        library = ucx_loading.loaded()
+        if library.has_cuda:
+            return ""
+        tried = [m for m in library.modules if m.name == "libuct_cuda"]
+        return (
+            f"UCX {library.version} of {library.libraries.get('libucp', '?')} has no CUDA support: "
+            + (tried[0].error if tried else "install rdmakit[cuda12] or rdmakit[cuda13]")
+        )
 
     def _endpoint(self, peer: int) -> Any:
         endpoint = self._endpoints.get(peer)

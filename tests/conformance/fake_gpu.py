@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
-from rdmakit.buffer import Buffer, array_at
+from rdmakit.buffer import Buffer, array_at, bytes_at
 from rdmakit.communicator import Communicator
 from rdmakit.config import Config
-from rdmakit.datatypes import MemoryKind
-from rdmakit.device import Gpu
+from rdmakit.datatypes import MemoryKind, ReduceOp
+from rdmakit.device_side import Gpu
 from rdmakit.errors import SetupError
 from rdmakit.layout import RankLayout
-from rdmakit.memory import MemoryBootstrap, MemoryWindow
+from rdmakit.memory import MemoryBootstrap, MemoryChannel, MemoryWindow
 from rdmakit.plan.pieces import FLAGS
 from rdmakit.plan.shape import Kind
+from rdmakit.reduction import reducer
 
 
 class Array:
@@ -43,6 +44,23 @@ class _Memory:
 
     def close(self) -> None:
         assert (self.bytes[self.nbytes :] == 0xA5).all(), "written beyond its end"
+
+
+class _Stream:
+    def __init__(self) -> None:
+        self.ptr = 1
+
+    def close(self) -> None:
+        pass
+
+
+class DeviceMessages(MemoryChannel):
+    """A channel that takes "GPU" memory as it is."""
+
+    way = "gpu-direct"
+
+    def wrap_device(self, address: int, nbytes: int) -> Any:
+        return bytes_at(address, nbytes)
 
 
 class Door:
@@ -72,6 +90,8 @@ class Door:
                 pass
 
         self.Event = Event
+        self.Stream = _Stream
+        self.flushes = 0
 
     def drain(self) -> None:
         queue, self.queue = self.queue, []
@@ -94,7 +114,7 @@ class Door:
         pass
 
     def device_facts(self, device: int) -> SimpleNamespace:
-        return SimpleNamespace(uuid="GPU-0")
+        return SimpleNamespace(uuid="GPU-0", gpudirect_ordering=100)
 
     def is_capturing(self, stream: int) -> bool:
         return self.capturing
@@ -105,13 +125,33 @@ class Door:
     def free(self, address: int) -> None:
         pass
 
+    def flush_nic_writes(self, *, all_devices: bool) -> None:
+        assert all_devices
+        self.flushes += 1
+
+    def combine(
+        self, device: int, dst: int, srcs: Sequence[int], count: int, dtype: str, op: ReduceOp
+    ) -> Callable[[int], object]:
+        """Reduce when the queue is worked off, as a kernel would."""
+        kind = np.dtype(dtype)
+        reduce = reducer(kind, op)
+
+        def later() -> None:
+            reduce(array_at(dst, count, kind), [array_at(src, count, kind) for src in srcs])
+
+        return lambda stream: self.queue.append(later)
+
 
 class Node:
     """A node's collectives, done on the host at once."""
 
     notes = ("fake GPU",)
 
-    def __init__(self, door: Door, boot: MemoryBootstrap, crowd: int) -> None:
+    def __init__(
+        self, door: Door, boot: MemoryBootstrap, crowd: int, *, resident: bool = True
+    ) -> None:
+        self.grid = SimpleNamespace(resident=resident)
+        self.facts = [SimpleNamespace(uuid=f"GPU-{rank}") for rank in range(boot.size)]
         window = MemoryWindow.create(boot, 1 << 16, FLAGS) if boot.size > 1 else None
         self._comm = Communicator.from_parts(
             boot, RankLayout.of_sizes([boot.size]), window, None, Config(timeout=20)
@@ -151,16 +191,31 @@ def _host(buffer: Any) -> Buffer:
     return Buffer(buffer.address, buffer.count, buffer.dtype, MemoryKind.HOST, False)
 
 
-def make(*, denied: bool = False) -> Gpu:
-    """Return one rank's GPU; ``denied``: memory cannot be mapped."""
+class _Shared:
+    """Windows that a node's threads address."""
+
+    def __init__(self, boot: MemoryBootstrap, nbytes: int) -> None:
+        self.own = _Memory(nbytes)
+        self.addresses = tuple(memory.address for memory in boot.share(self.own))
+
+    def close(self, boot: MemoryBootstrap) -> None:
+        boot.barrier()
+        self.own.close()
+
+
+def make(*, denied: bool = False, resident: bool = True) -> Gpu:
+    """Return one rank's GPU; ``denied``: memory cannot be mapped; ``resident``: kernels are."""
     door = Door()
 
     def create(boot: MemoryBootstrap, waiter: object, *, device: int, crowd: int) -> Node:
         if denied:
             raise SetupError("local rank 0: CUDA IPC is refused")
-        return Node(door, boot, crowd)
+        return Node(door, boot, crowd, resident=resident)
 
-    return Gpu(door, create, lambda name, buffer, device: None)
+    def window(boot: MemoryBootstrap, facts: object, nbytes: int) -> _Shared:
+        return _Shared(boot, nbytes)
+
+    return Gpu(door, create, lambda name, buffer, device: None, window, door.combine)
 
 
-__all__ = ["Array", "Door", "Node", "make"]
+__all__ = ["Array", "DeviceMessages", "Door", "Node", "make"]

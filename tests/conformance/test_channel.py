@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rdmakit.errors import InvalidArgument, PeerLost
+from rdmakit.inter.staged import StagedChannel
 from rdmakit.inter.tags import (
     COMMUNICATORS,
     MESSAGES,
@@ -21,13 +22,50 @@ from rdmakit.inter.tags import (
     with_source,
 )
 from rdmakit.memory import MemoryBootstrap, MemoryChannel, run_threads
-from tests.conformance.cases import CHANNEL_CASES
+from tests.conformance.cases import CHANNEL_CASES, wait_for
+from tests.conformance.fake_gpu import Door
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4])
 @pytest.mark.parametrize("case", CHANNEL_CASES, ids=lambda case: case.__name__)
 def test_channel(case: Any, n: int) -> None:
     run_threads(n, lambda boot: case(boot, lambda: MemoryChannel.create(boot)))
+
+
+_EQUAL_SIZES_ONLY = ("channel_shorter_than_its_room", "channel_longer_than_its_room")
+
+
+@pytest.mark.parametrize("piece", [1000, 1 << 16])
+@pytest.mark.parametrize("n", [2, 3])
+@pytest.mark.parametrize(
+    "case",
+    [case for case in CHANNEL_CASES if case.__name__ not in _EQUAL_SIZES_ONLY],
+    ids=lambda case: case.__name__,
+)
+def test_channel_through_pinned_memory(case: Any, n: int, piece: int) -> None:
+    def main(boot: MemoryBootstrap) -> None:
+        case(boot, lambda: StagedChannel(Door(), MemoryChannel.create(boot), piece=piece))
+
+    run_threads(n, main)
+
+
+def test_many_messages_wait_for_none_other() -> None:
+    """More messages than the pool has pieces, received in the opposite order."""
+
+    def main(boot: MemoryBootstrap) -> None:
+        channel = StagedChannel(Door(), MemoryChannel.create(boot), piece=64)
+        data = np.zeros((200, 300), np.uint8)
+        if boot.rank == 0:
+            data += np.arange(200, dtype=np.uint8)[:, None]
+        move = channel.recv if boot.rank else channel.send
+        order = range(200) if boot.rank == 0 else reversed(range(200))
+        requests = [move(1 - boot.rank, channel.wrap(data[i]), i) for i in order]
+        wait_for(lambda: (channel.progress(), all(r.done() for r in requests))[1], "200 messages")
+        assert (data == np.arange(200, dtype=np.uint8)[:, None]).all()
+        boot.barrier()
+        channel.close()
+
+    run_threads(2, main)
 
 
 def test_a_dead_peer_is_told() -> None:

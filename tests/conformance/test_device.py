@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rdmakit import staging
+from rdmakit import device_side, staging, stepped
 from rdmakit.communicator import Communicator
 from rdmakit.config import Config
 from rdmakit.datatypes import MAX
-from rdmakit.device import stream_of
+from rdmakit.device_side import stream_of
 from rdmakit.errors import (
     CollectiveMismatch,
     InvalidArgument,
@@ -20,34 +20,43 @@ from rdmakit.errors import (
     SetupError,
     UnsupportedError,
 )
+from rdmakit.inter import staged
 from rdmakit.layout import RankLayout
 from rdmakit.memory import MemoryBootstrap, MemoryChannel, MemoryWindow, run_threads
 from rdmakit.plan.pieces import FLAGS
 from rdmakit.plan.shape import Kind
-from tests.conformance.fake_gpu import Array, make
+from tests.conformance.fake_gpu import Array, DeviceMessages, make
 
 SHAPES = ([1], [3], [2, 2], [3, 1], [1, 1], [1, 1, 2], [2, 2, 2])
 
 
 @pytest.fixture(autouse=True)
 def _small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(staging.Staging.__init__, "__defaults__", (None, 1 << 10))
+    monkeypatch.setattr(staging.Staging.__init__, "__defaults__", (None, 1 << 10, None))
+    monkeypatch.setattr(staged.StagedChannel.__init__, "__kwdefaults__", {"piece": 1 << 8})
+    monkeypatch.setattr(stepped, "AREA", 1 << 15)
+    monkeypatch.setattr(device_side, "AREA", 1 << 15)
+    monkeypatch.setattr(stepped, "_CHUNK", 1 << 10)
+    monkeypatch.setattr(stepped, "_SMALL", 1 << 8)
 
 
 def with_gpus(
     sizes: list[int], body: Callable[[Communicator], None], *, denied: bool = False,
-    check: bool = True,
+    check: bool = True, resident: bool = True, direct: bool = False,
 ) -> None:  # fmt: skip
     layout = RankLayout.of_sizes(sizes)
 
     def main(boot: MemoryBootstrap) -> None:
         node = boot.split(layout.node_of(boot.rank), boot.rank)
         window: Any = MemoryWindow.create(node, 1 << 16, FLAGS) if node.size > 1 else None
-        channel = MemoryChannel.create(boot) if len(sizes) > 1 else None
+        kind = DeviceMessages if direct else MemoryChannel
+        channel = kind.create(boot) if len(sizes) > 1 else None
         config = Config(window_bytes=1 << 16, timeout=20, check=check)
         comm = Communicator.from_parts(
-            boot, layout, window, channel, config, gpu=make(denied=denied)
+            boot, layout, window, channel, config, gpu=make(denied=denied, resident=resident)
         )
+        if direct:
+            comm._gpus.why_staged = ""
         body(comm)
         comm.close()
 
@@ -90,9 +99,18 @@ def check_all(comm: Any, dtype: str, counts: tuple[int, ...]) -> None:
         np.testing.assert_array_equal(part.array, summed[rank * count : (rank + 1) * count])
 
 
-@pytest.mark.parametrize("denied", [False, True], ids=["mapped", "denied"])
+WAYS = {
+    "kernels": {},
+    "denied": {"denied": True},
+    "steps": {"resident": False},
+    "direct": {"direct": True},
+    "direct-steps": {"direct": True, "resident": False},
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("sizes", SHAPES, ids=str)
-def test_results(sizes: list[int], denied: bool) -> None:
+def test_results(sizes: list[int], way: str) -> None:
     def body(comm: Communicator) -> None:
         for group in (comm.node, comm.rail, comm):
             check_all(group, "float32", (1, 5, 700, 3001))
@@ -100,14 +118,14 @@ def test_results(sizes: list[int], denied: bool) -> None:
         check_all(comm, "int64", (1000,))
         check_all(comm, "uint8", (0, 4001) if len(sizes) == 1 else (4001,))
 
-    with_gpus(sizes, body, denied=denied)
+    with_gpus(sizes, body, **WAYS[way])
 
 
 def test_the_way_is_noted() -> None:
     for sizes, denied, text in (
         ([2], False, "fake GPU"),
         ([2], True, "pinned host memory: local rank 0: CUDA IPC is refused"),
-        ([3, 1], False, "whole: nodes of 1 to 3 ranks"),
+        ([3, 1], False, "through pinned host memory: messages of this communicator"),
         ([2, 2], True, "whole: rank 0: local rank 0: CUDA IPC is refused"),
     ):
 
