@@ -120,6 +120,8 @@ class DeviceSide:
         self._seen: set[tuple[int, int, int]] = set()
         self._ways: list[Staging | Stepped] = []
         self._messages: DeviceChannel | None = None
+        self._instead: StagedChannel | None = None
+        self._unflushed = False
         self._shared: Any = None
         self._event: Any = None
 
@@ -201,10 +203,12 @@ class DeviceSide:
         uuids = self._job.allgather(self.gpu.door.device_facts(self.device).uuid.encode())
         mine = self._boot.allgather(uuids[self._job.rank])
         self.begin_node(max(map(uuids.count, mine)))  # also ranks of other nodes on our GPUs
-        told = self._job.allgather(msgspec.json.encode((self._problem, self.resident)))
-        answers = [msgspec.json.decode(text, type=tuple[str, bool]) for text in told]
-        problem = next((f"rank {r}: {text}" for r, (text, _) in enumerate(answers) if text), "")
-        return problem, all(resident for _, resident in answers)
+        mine_ = (self._problem, self.resident, self._flushing == "impossible")
+        told = self._job.allgather(msgspec.json.encode(mine_))
+        answers = [msgspec.json.decode(text, type=tuple[str, bool, bool]) for text in told]
+        problem = next((f"rank {r}: {text}" for r, (text, *_) in enumerate(answers) if text), "")
+        self._unflushed = any(impossible for *_, impossible in answers)
+        return problem, all(resident for _, resident, _ in answers)
 
     @property
     def direct(self) -> bool:
@@ -241,31 +245,40 @@ class DeviceSide:
         Collective in the node, blocking, with ``window``; else local.
         """
         areas = self.areas() if window else ()
+        channel = self.messages() if len(group.layout.nodes) > 1 else None
+        if channel is not None and window and self.direct and self._unflushed:
+            # Peers would read what a NIC wrote into the window, and could see old bytes.
+            assert self.channel is not None
+            channel = self._instead = StagedChannel(self.gpu.door, self.channel)
+        flush = None
+        if channel is self.channel and self._flushing == "needed":
+            flush = partial(self.gpu.door.flush_nic_writes, all_devices=True)
         made = Stepped(
             group.layout,
             group.rank,
             group.places,
             areas={rank: areas[i] for rank, i in group.places.window.items()} if window else {},
             counters=group.counters,
-            channel=self.messages() if len(group.layout.nodes) > 1 else None,
+            channel=channel,
             waiter=self.waiter,
             door=self.gpu.door,
             combine=partial(self.gpu.combine, self.device),
-            flush=self._flush(),
+            flush=flush,
             next_tag=group.next_tag,
             label=group.label,
         )
         self._ways.append(made)
         return made
 
-    def _flush(self) -> Callable[[], None] | None:
-        """Return what makes a NIC's writes visible to this node's other GPUs, where needed."""
-        if not self.direct or self.node is None or len({f.uuid for f in self.node.facts}) == 1:
-            return None
+    @property
+    def _flushing(self) -> str:
+        """What this node's other GPUs need to see what a NIC wrote into this rank's."""
+        if self.node is None or len({facts.uuid for facts in self.node.facts}) == 1:
+            return "none"
         facts = self.gpu.door.device_facts(self.device)
         if facts.gpudirect_ordering >= 200:  # all devices
-            return None
-        return partial(self.gpu.door.flush_nic_writes, all_devices=True)
+            return "none"
+        return "needed" if facts.gpudirect_flush & 1 else "impossible"
 
     def staging(self, **options: Any) -> Staging:
         """Return a way through host memory, closed with this."""
@@ -286,8 +299,9 @@ class DeviceSide:
         """
         for way in self._ways:
             way.close()
-        if isinstance(self._messages, StagedChannel):
-            self._messages.close()
+        for channel in (self._messages, self._instead):
+            if isinstance(channel, StagedChannel):
+                channel.close()
         if self._shared is not None:
             self._shared.close(self._boot)
         if self.node is not None:
@@ -295,4 +309,5 @@ class DeviceSide:
         if self._event is not None:
             self._event.close()
         self.node, self._shared, self._messages, self._event = None, None, None, None
+        self._instead = None
         self._ways = []

@@ -407,4 +407,4 @@ def flush_nic_writes(*, all_devices: bool) -> None:
     Raises:
         CudaError: the device does not offer it (``gpudirect_flush`` bit 0).
     """
-    call("cuFlushGPUDirectRDMAWrites", 1, 200 if all_devices else 100)  # 1: the current context
+    call("cuFlushGPUDirectRDMAWrites", 0, 200 if all_devices else 100)  # 0: the current context

@@ -128,18 +128,21 @@ class UcxChannel:
         self.effective: dict[str, str] = {str(k): str(v) for k, v in context.config.items()}
         """UCX's settings as they are, ours and the user's taken in."""
         self._broken = False
+        self._guarded = True
         self._flushing = 0
         self.progress = worker.progress  # type: ignore[method-assign]
         self._tcp = any("tcp" in line and "resource" in line for line in context.info.splitlines())
 
     @classmethod
-    def open(cls, rank: int, policy: str, *, virtual: bool) -> UcxChannel:
+    def open(cls, rank: int, policy: str, *, virtual: bool, local: bool = False) -> UcxChannel:
         """Make this rank's half: context and worker. Local; ``connect`` completes it.
 
         Args:
             rank: this rank in the job.
             policy: which UCX (see ``drivers.ucx_loading``).
             virtual: see :func:`context_config`.
+            local: between ranks of one node: through shared memory and CUDA IPC, which know no
+                error handling; UCX would take TCP with it.
 
         Raises:
             SetupError: no usable UCX here.
@@ -152,6 +155,7 @@ class UcxChannel:
             context = ucx.UCXContext(config_dict=dict(config), feature_flags=(ucx.Feature.TAG,))
             worker = ucx.UCXWorker(context)
             channel = cls(rank, worker, context, (), config)
+            channel._guarded = not local
             channel.address = worker.address.tobytes()
         except Exception as exc:
             raise ConnectError(
@@ -237,7 +241,7 @@ class UcxChannel:
                 endpoint = self._ucx.UCXEndpoint.create_from_worker_address(
                     self._worker,
                     self._ucx.UCXAddress.create_from_buffer(self._addresses[peer]),
-                    endpoint_error_handling=True,
+                    endpoint_error_handling=self._guarded,
                 )
             except Exception as exc:
                 raise ConnectError(

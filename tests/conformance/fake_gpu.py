@@ -91,7 +91,7 @@ class Door:
 
         self.Event = Event
         self.Stream = _Stream
-        self.flushes = 0
+        self.flushes, self.flush_bits = 0, 1
 
     def drain(self) -> None:
         queue, self.queue = self.queue, []
@@ -114,7 +114,9 @@ class Door:
         pass
 
     def device_facts(self, device: int) -> SimpleNamespace:
-        return SimpleNamespace(uuid="GPU-0", gpudirect_ordering=100)
+        return SimpleNamespace(
+            uuid="GPU-0", gpudirect_ordering=100, gpudirect_flush=self.flush_bits
+        )
 
     def is_capturing(self, stream: int) -> bool:
         return self.capturing

@@ -138,6 +138,23 @@ def test_the_way_is_noted() -> None:
         with_gpus(sizes, body, denied=denied)
 
 
+@pytest.mark.parametrize("offered", [True, False])
+def test_what_peers_read_after_a_nic_is_flushed(offered: bool) -> None:
+    """Two GPUs in a node whose NIC orders its writes for the owner alone."""
+
+    def body(comm: Communicator) -> None:
+        door = comm._gpus.gpu.door
+        door.flush_bits = int(offered)
+        x, y = Array(np.full(500, comm.rank + 1.0)), Array(np.zeros(500 * 3))
+        comm.Allgather(x, y)
+        comm.synchronize()
+        assert (y.array.reshape(3, 500) == [[1.0], [2.0], [3.0]]).all()
+        flushed = comm.bootstrap.allgather(bytes([door.flushes > 0]))
+        assert any(map(bool, map(int.from_bytes, flushed))) == offered
+
+    with_gpus([2, 1], body, direct=True)
+
+
 def test_crowd_counts_other_nodes_on_the_gpu() -> None:
     def body(comm: Communicator) -> None:
         x = Array(np.ones(4))
