@@ -16,6 +16,7 @@ import statistics
 import subprocess
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -75,22 +76,21 @@ def main() -> None:
     for nbytes in SIZES:
         rounds = 9 if nbytes < 16 << 20 else 4
         seconds = {}
+
+        def of(library: Any, nbytes: int = nbytes) -> list[Any]:
+            shape = (WINDOW, nbytes)
+            return [library.full(shape, comm.rank, np.uint8), library.zeros(shape, np.uint8)]
+
         for name in ("host", "staged", "direct"):
             if name == "direct" and (host.name != "ucx" or host.why_no_device):
                 continue
             if name == "host":
-                arrays = [
-                    np.full((WINDOW, nbytes), comm.rank, np.uint8),
-                    np.zeros((WINDOW, nbytes), np.uint8),
-                ]
+                arrays = of(np)
                 handles = [[host.wrap(row) for row in array] for array in arrays]
                 channel = host
             else:
                 channel = staged if name == "staged" else host
-                arrays = [
-                    cupy.full((WINDOW, nbytes), comm.rank, np.uint8),
-                    cupy.zeros((WINDOW, nbytes), np.uint8),
-                ]
+                arrays = of(cupy)
                 cupy.cuda.Device().synchronize()
                 handles = [
                     [channel.wrap_device(row.data.ptr, nbytes) for row in array] for array in arrays
@@ -119,39 +119,38 @@ def over_ipc(comm: Any, world: Any, timed: Any, show: Any, perftest: str) -> Non
     """One way over CUDA IPC, beside ucx_perftest."""
     channel = UcxChannel.open(comm.rank, comm.config.ucx, virtual=False, local=True)
     channel.connect(comm.bootstrap.allgather(channel.address))
+    word = channel.wrap(np.zeros(1, np.uint8))
+    peer, count = 1 - comm.rank, 20
+
+    def stream(handles: list[Any]) -> None:
+        """Keep WINDOW messages open until ``count`` are through, then hear of it."""
+        move = channel.send if comm.rank == 0 else channel.recv
+        open_ = [move(peer, handle, TAG) for handle in handles]
+        started = WINDOW
+        while open_:
+            channel.progress()
+            done = [r for r in open_ if r.done()]
+            open_ = [r for r in open_ if r not in done]
+            for _ in done:
+                if started < count:
+                    open_.append(move(peer, handles[started % WINDOW], TAG))
+                    started += 1
+        last = channel.recv if comm.rank == 0 else channel.send
+        request = last(peer, word, TAG + 1)
+        comm.waiter.until(request.done, (channel.progress,), lambda: "the last word")
+
     for nbytes in (16 << 20, 256 << 20):
         array = cupy.full((WINDOW, nbytes), comm.rank, np.uint8)
         cupy.cuda.Device().synchronize()
         handles = [channel.wrap_device(row.data.ptr, nbytes) for row in array]
-        ack = np.zeros(1, np.uint8)
-        word = channel.wrap(ack)
-        count = 20
-
-        def run() -> None:
-            """Keep WINDOW messages open until ``count`` are through, then hear of it."""
-            move = channel.send if comm.rank == 0 else channel.recv
-            open_ = [move(1 - comm.rank, handles[i % WINDOW], TAG) for i in range(WINDOW)]
-            started = WINDOW
-            while open_:
-                channel.progress()
-                done = [r for r in open_ if r.done()]
-                open_ = [r for r in open_ if r not in done]
-                for _ in done:
-                    if started < count:
-                        open_.append(move(1 - comm.rank, handles[started % WINDOW], TAG))
-                        started += 1
-            last = channel.recv if comm.rank == 0 else channel.send
-            request = last(1 - comm.rank, word, TAG + 1)
-            comm.waiter.until(request.done, (channel.progress,), lambda: "the last word")
-
-        seconds = timed(run, 5)
+        seconds = timed(partial(stream, handles), 5)
         assert (array == 0).all() or comm.rank == 0
         rate = count * nbytes / seconds / 1e9
         other = against(world, perftest, nbytes) if perftest else None
         show(
             case="one way over cuda_ipc",
             bytes=nbytes,
-            lanes=channel.transports(1 - comm.rank),
+            lanes=channel.transports(peer),
             ours_GBps=round(rate, 1),
             perftest_GBps=other,
             share=round(rate / other, 3) if other else None,
@@ -174,7 +173,8 @@ def against(world: Any, perftest: str, nbytes: int) -> float | None:
         [perftest, "localhost", "-p", str(port), *flags], capture_output=True, text=True, timeout=60
     )
     found = re.findall(r"^\s*(?:Final:)?\s*\d+.*$", done.stdout, re.MULTILINE)
-    print(done.stdout[-600:], done.stderr[-300:], flush=True)
+    if not found:
+        print(done.stdout[-300:], done.stderr[-300:], flush=True)
     rate = float(found[-1].split()[-3]) * 1.048576e-3 if found else None  # overall MB/s of 2**20
     return world.bcast(rate)
 
