@@ -215,6 +215,18 @@ class DeviceGroup:
         self._node: DeviceNode | None = None
         self._staging: Staging | None = None
 
+    @property
+    def way(self) -> str:
+        """What carries this group's all-reduces: ``device``, ``host-staged``, or both by ``+``.
+
+        ``device`` are kernels over peer mappings. Empty before the first call, and for one rank
+        alone. Equal on all ranks of a node.
+        """
+        if self._staging is None:
+            return "device" if self._node is not None else ""
+        inside = self._staging.in_shards and max(self._layout.ranks_per_node) > 1
+        return "device+host-staged" if inside else "host-staged"
+
     def check(self, send: Buffer, recv: Buffer) -> None:
         """See that this rank's GPU can serve the arrays. Local; raises as DeviceSide.check."""
         self._side.check("recvbuf", recv)

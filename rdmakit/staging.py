@@ -68,6 +68,11 @@ class Staging:
         self._large: list[Any] = []
         self._done: Any = None
 
+    @property
+    def in_shards(self) -> bool:
+        """Whether the node reduces and gathers on the GPU, and only shards go through here."""
+        return self._node is not None
+
     def run(
         self,
         kind: Kind,

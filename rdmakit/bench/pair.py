@@ -8,15 +8,18 @@ from itertools import count
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from rdmakit.bench import values
+from rdmakit.bench.pair_memory import HostMemory, PairMemory
 from rdmakit.bench.session import Case, Session
+from rdmakit.errors import CudaError
 from rdmakit.inter.tags import TagKind, pack
 from rdmakit.protocols import Channel, Request
 from rdmakit.report.schema import Row
-from rdmakit.waiting import settle
+from rdmakit.waiting import Waiter, settle
 
-__all__ = ["pair_cases"]
+__all__ = ["PairEnd", "pair_cases", "window_of"]
 
 WINDOW_BYTES = 16 << 20
 WINDOW_MESSAGES = 32
@@ -25,28 +28,35 @@ RATE_MESSAGES = 64
 _RECEIVE_AT_BOTH = ("pair latency", "pair both-way")
 
 
-class _End:
+Maker = Callable[[Session, Any, int, int, int], PairMemory]
+"""Makes the memory of an end: session, channel, peer, bytes, and whose values are sent."""
+
+
+class PairEnd:
     """One end of a pair. ``role`` is 0 at the sender of one-way cases, 1 at its peer."""
 
-    def __init__(self, session: Session, peer: int, role: int, nbytes: int) -> None:
-        comm = session.comm
-        assert comm.channel is not None
-        self.channel: Channel = comm.channel
-        self.peer, self.role = peer, role
-        self.window = max(1, min(WINDOW_MESSAGES, WINDOW_BYTES // max(1, nbytes)))
+    def __init__(
+        self,
+        channel: Channel,
+        waiter: Waiter,
+        memory: PairMemory,
+        peer: int,
+        role: int,
+        window: int,
+    ) -> None:
+        """Describe it; ``window`` messages are under way at once in the bandwidth cases. Local."""
+        self.channel, self.memory = channel, memory
+        self.peer, self.role, self.window = peer, role, window
         self._numbers = count()
-        count_ = nbytes // session.dtype.itemsize
-        self.out, self.into = session.array(count_), session.array(count_)
-        values.fill(self.out, comm.rank)
-        self._out, self._into = (self.channel.wrap(a.view("u1")) for a in (self.out, self.into))
-        self._word = session.array(8 // session.dtype.itemsize)
-        self._ack = self.channel.wrap(self._word.view("u1"))
-        self._waiter = comm.waiter
+        self._word = np.zeros(8, np.uint8)
+        self._ack = channel.wrap(self._word)
+        self._waiter = waiter
 
     def _tag(self) -> int:
         return pack(0, TagKind.BENCH, 0, next(self._numbers) % (1 << 16))
 
     def wait(self, requests: list[Request]) -> None:
+        """Move messages until ``requests`` are done. Blocking; raises as Waiter.until."""
         pending = requests
 
         def ready() -> bool:
@@ -59,108 +69,135 @@ class _End:
         )
         settle(self.channel.flush, self.channel.progress)
 
-    def send(self, handle: Any = None) -> Request:
-        return self.channel.send(self.peer, self._out if handle is None else handle, self._tag())
-
-    def recv(self, handle: Any = None) -> Request:
-        return self.channel.recv(self.peer, self._into if handle is None else handle, self._tag())
-
     def ping_pong(self) -> None:
         """One message there and back."""
         if self.role == 0:
-            self.wait([self.send()])
-            self.wait([self.recv()])
+            self.wait([self.memory.send(self._tag())])
+            self.wait([self.memory.recv(self._tag())])
         else:
-            self.wait([self.recv()])
-            self.wait([self.send()])
+            self.wait([self.memory.recv(self._tag())])
+            self.wait([self.memory.send(self._tag())])
 
     def one_way(self, messages: int = 0) -> None:
         """A window of messages, then a word back."""
         many = messages or self.window
         if self.role == 0:
-            requests = [self.send() for _ in range(many)]
-            self.wait([*requests, self.recv(self._ack)])
+            requests = [self.memory.send(self._tag()) for _ in range(many)]
+            back = self.channel.recv(self.peer, self._ack, self._tag())
+            self.wait([*requests, back])
         else:
-            self.wait([self.recv() for _ in range(many)])
-            self.wait([self.send(self._ack)])
+            self.wait([self.memory.recv(self._tag()) for _ in range(many)])
+            self.wait([self.channel.send(self.peer, self._ack, self._tag())])
 
     def both_ways(self) -> None:
         """A window of messages each way at once."""
         requests = []
         for _ in range(self.window):
             tag = self._tag()
-            requests.append(self.channel.recv(self.peer, self._into, tag))
-            requests.append(self.channel.send(self.peer, self._out, tag))
+            requests.append(self.memory.recv(tag))
+            requests.append(self.memory.send(tag))
         self.wait(requests)
+
+    def close(self) -> None:
+        """Release the memory. Blocking until its last messages are out."""
+        self.memory.close(self._waiter)
 
 
 Pairs = list[tuple[int, int]]
-Shape = Callable[[_End], tuple[Callable[[], None], int, int]]
+Shape = Callable[[PairEnd], tuple[Callable[[], None], int, int]]
 """From an end: what to time, messages in it, and how often it is what is shown."""
 
 
-def pair_cases(session: Session) -> Iterator[Case]:
-    """Yield the cases on single pairs and on all pairs between the first two nodes."""
+def window_of(nbytes: int) -> int:
+    """Return how many messages are under way at once. Pure."""
+    return max(1, min(WINDOW_MESSAGES, WINDOW_BYTES // max(1, nbytes)))
+
+
+def pair_cases(session: Session, memory: Maker = HostMemory, algorithm: str = "") -> Iterator[Case]:
+    """Yield the cases on single pairs and on all pairs between the first two nodes.
+
+    Args:
+        session: the run.
+        memory: where the messages lie.
+        algorithm: the rows' word for that.
+    """
     nodes = session.comm.layout.nodes
     alone = [(nodes[0][0], nodes[1][0])]
     every = list(zip(nodes[0], nodes[1], strict=False))
 
     def add(name: str, pairs: Pairs, sizes: list[int], shape: Shape) -> Iterator[Case]:
-        run = partial(_run, pairs=pairs, shape=shape)
-        return (Case("inter", name, "", size, run) for size in sizes)
+        run = partial(_run, pairs=pairs, shape=shape, memory=memory)
+        return (Case("inter", name, algorithm, size, run) for size in sizes)
 
     sizes = session.options.sizes()
     yield from add("pair latency", alone, sizes, lambda end: (end.ping_pong, 1, 2))
     yield from add("pair one-way", alone, sizes, lambda end: (end.one_way, end.window, 1))
     yield from add("pair both-way", alone, sizes, lambda end: (end.both_ways, end.window, 1))
-    yield from add(
-        "message rate",
-        alone,
-        sizes[:1],
-        lambda end: (partial(end.one_way, RATE_MESSAGES), RATE_MESSAGES, 1),
-    )
+    if memory is HostMemory:
+        yield from add(
+            "message rate",
+            alone,
+            sizes[:1],
+            lambda end: (partial(end.one_way, RATE_MESSAGES), RATE_MESSAGES, 1),
+        )
     if len(every) > 1:
         yield from add("pairs one-way", every, sizes, lambda end: (end.one_way, end.window, 1))
 
 
-def _run(
-    session: Session,
-    case: Case,
-    pairs: Pairs,
-    shape: Shape,
-) -> Row:
-    rank = session.comm.rank
-    end: _End | None = None
-    call: Callable[[], None] = _idle
-    messages = divide = 1
+def _end_of(
+    session: Session, nbytes: int, pairs: Pairs, memory: Maker
+) -> tuple[PairEnd | None, str]:
+    """Return this rank's end of a pair, if it is in one, or why it cannot be made. Local."""
+    rank, channel = session.comm.rank, session.comm.channel
+    assert channel is not None
     for first, second in pairs:
         if rank in (first, second):
             peer = second if rank == first else first
-            end = _End(session, peer, int(rank == second), case.nbytes)
-            call, messages, divide = shape(end)
+            try:
+                made = memory(session, channel, peer, nbytes, rank)
+            except (MemoryError, CudaError) as exc:
+                return None, f"no room: {exc}"
+            role, window = int(rank == second), window_of(nbytes)
+            return PairEnd(channel, session.comm.waiter, made, peer, role, window), ""
+    return None, ""
+
+
+def _run(session: Session, case: Case, pairs: Pairs, shape: Shape, memory: Maker) -> Row:
+    end, problem = _end_of(session, case.nbytes, pairs, memory)
+    problem = session.agreed(problem)
+    if problem:
+        if end is not None:
+            end.close()
+        return session.row(case, skipped=problem, ranks=2 * len(pairs))
+    call: Callable[[], None] = _idle
+    messages = divide = 1
+    if end is not None:
+        call, messages, divide = shape(end)
     # Of a rank that takes part:
     messages, divide = session.group.share([messages, divide])[pairs[0][0]]
     samples = session.timed(call)
     transport = ""
     wrong: int | None = None
     if end is not None:
-        lanes = end.channel.transports(end.peer)
-        transport = "+".join(dict.fromkeys(f"{t}/{d}" for t, d in lanes)) or end.channel.name
+        transport = end.memory.transport(end.channel.transports(end.peer), end.channel.name)
     transport = str(session.group.share(transport)[pairs[0][0]])
     if session.options.check:
         mine = 0
         if end is not None:
-            end.into.view("u1").fill(0xA5)
+            end.memory.spoil()
         session.group.barrier()
         call()
         if end is not None and (end.role == 1 or case.name in _RECEIVE_AT_BOTH):
-            mine = values.count_wrong(end.into, values.block(end.peer, session.dtype))
+            got = end.memory.received()
+            mine = values.count_wrong(got, values.block(end.peer, session.dtype))
         wrong = session.wrong(mine)
-    payload = case.nbytes * messages * divide
+    if end is not None:
+        end.close()
+    session.group.barrier()
     row = session.row(
         case,
         samples=samples,
-        payload=payload,
+        payload=case.nbytes * messages * divide,
         ranks=2 * len(pairs),
         divide=divide,
         sent=case.nbytes * messages,
