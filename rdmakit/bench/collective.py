@@ -81,7 +81,6 @@ def _measured(
     arrays: Arrays,
     count: int,
 ) -> Row:
-    moved = count * session.dtype.itemsize  # blocks of equal size may be a little more than asked
     refused = ""
     try:
         arrays.begin()
@@ -110,16 +109,18 @@ def _measured(
     planned = operation.algorithm if case.algorithm == "auto" else ""
     note = ", ".join(filter(None, (way.note, "" if planned == "device" else planned)))
     # Of the largest group: nodes may be unequal.
-    transport = way.transport(operation)
-    widest = max(session.group.share([comm.size, transport]), key=lambda entry: int(entry[0]))
+    told = session.group.share([comm.size, count, way.transport(operation)])
+    ranks, count, transport = max(told, key=lambda entry: int(entry[0]))
+    # Blocks of equal size may be a little more than was asked for.
+    moved = count * session.dtype.itemsize
     row = session.row(
         case,
         samples=samples,
         payload=moved,
-        ranks=widest[0],
+        ranks=ranks,
         sent=sent,
         wrong=wrong,
-        transport=widest[1],
+        transport=transport,
         note=note,
     )
     return msgspec.structs.replace(row, nbytes=moved, count=count)

@@ -127,16 +127,16 @@ def find_gpus(comm: Communicator, doors: Doors) -> GpuSide:
 
 def warm_up(comm: Communicator, dtype: str, op: str, doors: Doors) -> None:
     """Make windows and compile kernels, which is not what is measured. Collective, blocking."""
-    itemsize = DTYPES[dtype].itemsize
+    kind = DTYPES[dtype]
     for group in (comm.node, comm):
-        for count in (1, 64, _LARGE // itemsize):  # elements alone, in packs, large arrays
-            send, recv = (doors.tools.zeros(count * group.size, dtype) for _ in range(2))
-            part = doors.tools.zeros(count, dtype)
+        for count in (1, 64, _LARGE // kind.itemsize):  # elements alone, in packs, large arrays
+            send, recv = (doors.tools.zeros(count * group.size, kind) for _ in range(2))
+            part = doors.tools.zeros(count, kind)
             group.Allreduce(send, recv, op)
             group.Reduce_scatter_block(send, part, op)
             group.Allgather(part, recv)
             comm.synchronize()  # before the arrays go
-    _warm_registered(comm, np.dtype(dtype), op, doors)
+    _warm_registered(comm, kind, op, doors)
     doors.tools.trim()
 
 

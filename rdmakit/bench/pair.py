@@ -19,7 +19,7 @@ from rdmakit.protocols import Channel, Request
 from rdmakit.report.schema import Row
 from rdmakit.waiting import Waiter, settle
 
-__all__ = ["PairEnd", "pair_cases", "window_of"]
+__all__ = ["PairEnd", "measure_pair", "pair_cases", "window_of"]
 
 WINDOW_BYTES = 16 << 20
 WINDOW_MESSAGES = 32
@@ -43,10 +43,22 @@ class PairEnd:
         peer: int,
         role: int,
         window: int,
+        theirs: int | None = None,
     ) -> None:
-        """Describe it; ``window`` messages are under way at once in the bandwidth cases. Local."""
+        """Describe it. Local.
+
+        Args:
+            channel: carries the messages.
+            waiter: deadline of waits.
+            memory: of the messages.
+            peer: the other end, as the channel numbers it.
+            role: see the class.
+            window: messages under way at once in the bandwidth cases.
+            theirs: whose values come from there; default ``peer``.
+        """
         self.channel, self.memory = channel, memory
         self.peer, self.role, self.window = peer, role, window
+        self.theirs = peer if theirs is None else theirs
         self._numbers = count()
         self._word = np.zeros(8, np.uint8)
         self._ack = channel.wrap(self._word)
@@ -144,53 +156,62 @@ def pair_cases(session: Session, memory: Maker = HostMemory, algorithm: str = ""
         yield from add("pairs one-way", every, sizes, lambda end: (end.one_way, end.window, 1))
 
 
-def _end_of(
-    session: Session, nbytes: int, pairs: Pairs, memory: Maker
-) -> tuple[PairEnd | None, str]:
-    """Return this rank's end of a pair, if it is in one, or why it cannot be made. Local."""
-    rank, channel = session.comm.rank, session.comm.channel
-    assert channel is not None
-    for first, second in pairs:
-        if rank in (first, second):
-            peer = second if rank == first else first
-            try:
-                made = memory(session, channel, peer, nbytes, rank)
-            except (MemoryError, CudaError) as exc:
-                return None, f"no room: {exc}"
-            role, window = int(rank == second), window_of(nbytes)
-            return PairEnd(channel, session.comm.waiter, made, peer, role, window), ""
-    return None, ""
-
-
 def _run(session: Session, case: Case, pairs: Pairs, shape: Shape, memory: Maker) -> Row:
-    end, problem = _end_of(session, case.nbytes, pairs, memory)
+    rank, channel, waiter = session.comm.rank, session.comm.channel, session.comm.waiter
+    assert channel is not None
+
+    def make() -> PairEnd | None:
+        for first, second in pairs:
+            if rank in (first, second):
+                peer, role = (second, 0) if rank == first else (first, 1)
+                made = memory(session, channel, peer, case.nbytes, rank)
+                return PairEnd(channel, waiter, made, peer, role, window_of(case.nbytes))
+        return None
+
+    return measure_pair(session, case, make, shape, pairs[0][0], len(pairs))
+
+
+def measure_pair(
+    session: Session,
+    case: Case,
+    make: Callable[[], PairEnd | None],
+    shape: Shape,
+    lead: int,
+    pairs: int = 1,
+) -> Row:
+    """Measure a case on pairs of ranks and check what arrives. Collective in the job.
+
+    Args:
+        session: the run.
+        case: which.
+        make: makes this rank's end, if it is in a pair. Local.
+        shape: what is timed.
+        lead: a rank that is in a pair.
+        pairs: how many there are.
+    """
+    end, problem = None, ""
+    try:
+        end = make()
+    except (MemoryError, CudaError) as exc:
+        problem = f"no room: {exc}"
     problem = session.agreed(problem)
     if problem:
         if end is not None:
             end.close()
-        return session.row(case, skipped=problem, ranks=2 * len(pairs))
+        return session.row(case, skipped=problem, ranks=2 * pairs)
     call: Callable[[], None] = _idle
     messages = divide = 1
     if end is not None:
         call, messages, divide = shape(end)
-    # Of a rank that takes part:
-    messages, divide = session.group.share([messages, divide])[pairs[0][0]]
+    messages, divide = session.group.share([messages, divide])[lead]
     samples = session.timed(call)
     transport = ""
     wrong: int | None = None
     if end is not None:
         transport = end.memory.transport(end.channel.transports(end.peer), end.channel.name)
-    transport = str(session.group.share(transport)[pairs[0][0]])
+    transport = str(session.group.share(transport)[lead])
     if session.options.check:
-        mine = 0
-        if end is not None:
-            end.memory.spoil()
-        session.group.barrier()
-        call()
-        if end is not None and (end.role == 1 or case.name in _RECEIVE_AT_BOTH):
-            got = end.memory.received()
-            mine = values.count_wrong(got, values.block(end.peer, session.dtype))
-        wrong = session.wrong(mine)
+        wrong = _checked(session, case, end, call)
     if end is not None:
         end.close()
     session.group.barrier()
@@ -198,16 +219,33 @@ def _run(session: Session, case: Case, pairs: Pairs, shape: Shape, memory: Maker
         case,
         samples=samples,
         payload=case.nbytes * messages * divide,
-        ranks=2 * len(pairs),
+        ranks=2 * pairs,
         divide=divide,
-        sent=case.nbytes * messages,
+        sent=case.nbytes * messages if case.layer == "inter" else None,
         wrong=wrong,
         transport=transport,
     )
+    return _noted(row, messages, pairs)
+
+
+def _checked(session: Session, case: Case, end: PairEnd | None, call: Callable[[], None]) -> int:
+    """Do it once more; return the wrong elements of all ranks."""
+    if end is not None:
+        end.memory.spoil()
+    session.group.barrier()
+    call()
+    mine = 0
+    if end is not None and (end.role == 1 or case.name in _RECEIVE_AT_BOTH):
+        source = values.block(end.theirs, session.dtype)
+        mine = values.count_wrong(end.memory.received(), source)
+    return session.wrong(mine)
+
+
+def _noted(row: Row, messages: int, pairs: int) -> Row:
     if row.time_us is None:
         return row
-    note = f"each of {len(pairs)} pairs" if len(pairs) > 1 else ""
-    if case.name == "message rate":
+    note = f"each of {pairs} pairs" if pairs > 1 else ""
+    if row.case == "message rate":
         note = f"{messages / row.time_us.median:.3f} M messages/s"
     elif messages > 1:
         note = ", ".join(filter(None, (note, f"{messages} messages a call")))

@@ -14,13 +14,12 @@ from typing import Any
 
 import msgspec
 
-from rdmakit.bench import values
 from rdmakit.bench.measure import Samples
-from rdmakit.bench.pair import PairEnd
+from rdmakit.bench.pair import PairEnd, measure_pair
 from rdmakit.bench.pair_memory import DirectMemory, why_not_direct
 from rdmakit.bench.session import Case, Session
 from rdmakit.drivers import host
-from rdmakit.errors import CudaError, SetupError, TransportError
+from rdmakit.errors import SetupError, TransportError
 from rdmakit.inter.ucx import UcxChannel
 from rdmakit.process.launcher import LAUNCHER_VARIABLES
 from rdmakit.report.schema import Row
@@ -31,8 +30,11 @@ SIZES = (16 << 20, 256 << 20)
 WINDOW = 8
 """Messages under way at once, on both sides of the comparison."""
 _TOOL = "ucx_perftest"
-_TOOL_SECONDS = 25.0
-_TOOL_CALLS = 40
+_TOOL_SECONDS = 15.0
+_TOOL_BYTES = 4 << 30
+"""Bytes that the tool moves, after some to warm up."""
+_MOST_SECONDS = 1.0
+"""Seconds that one call may take, by the rate of the size before: UCX may have no fast way here."""
 _STARTING = 0.5
 """Seconds that the tool's server gets before its client calls, which does so once."""
 
@@ -50,12 +52,15 @@ class _Pair:
     """The channel of the first two ranks of the first node; ``reason`` says why there is none.
 
     ``ranks`` are those two; ``channel`` is None on all others, and on all where there is a reason.
+    The samples are equal on all ranks, so ``rate`` is as well.
     """
 
     def __init__(self, session: Session) -> None:
         """Open it. Collective in the job, blocking."""
         comm = session.comm
         self.ranks = comm.layout.nodes[0][:2]
+        self.rate = 0.0
+        """GB/s of the last row; 0: none yet."""
         self.channel: UcxChannel | None = None
         inside = comm.rank in self.ranks
         boot = comm.bootstrap.split(int(not inside), comm.rank)
@@ -64,6 +69,7 @@ class _Pair:
             try:
                 # Whatever the nodes are: this is one node, and all of its transports are wanted.
                 self.channel = UcxChannel.open(boot.rank, comm.config.ucx, virtual=False)
+                self.channel.error_handling = False  # as UCX's own tool has it
                 offer["address"] = self.channel.address.hex()
                 offer["problem"] = why_not_direct(self.channel)
             except (SetupError, TransportError) as exc:
@@ -95,49 +101,24 @@ def _ucxx(session: Session, case: Case) -> Row:
     if session.comm.config.ucx == "none":
         return session.row(case, skipped="RDMAKIT_UCX=none", ranks=2)
     pair: _Pair = session.once("ucx pair", lambda: _Pair(session))
-    if pair.reason:
-        return session.row(case, skipped=pair.reason, ranks=2)
-    end: PairEnd | None = None
-    problem = ""
-    if pair.channel is not None:
-        me = pair.ranks.index(session.comm.rank)
-        try:
-            memory = DirectMemory(session, pair.channel, 1 - me, case.nbytes, session.comm.rank)
-            end = PairEnd(pair.channel, session.comm.waiter, memory, 1 - me, me, WINDOW)
-        except (CudaError, TransportError) as exc:
-            problem = str(exc)
-    problem = session.agreed(problem)
-    if problem:
-        if end is not None:
-            end.close()
-        return session.row(case, skipped=problem, ranks=2)
-    call = _idle if end is None else end.one_way
-    samples = session.timed(call)
-    transport, mine = "", 0
-    wrong: int | None = None
-    if end is not None:
-        transport = end.memory.transport(end.channel.transports(end.peer), end.channel.name)
-        end.memory.spoil()
-    transport = str(session.group.share(transport)[pair.ranks[0]])
-    if session.options.check:
-        session.group.barrier()
-        call()
-        if end is not None and end.role == 1:
-            source = values.block(pair.ranks[0], session.dtype)
-            mine = values.count_wrong(end.memory.received(), source)
-        wrong = session.wrong(mine)
-    if end is not None:
-        end.close()
-    session.group.barrier()
-    return session.row(
-        case,
-        samples=samples,
-        payload=case.nbytes * WINDOW,
-        ranks=2,
-        wrong=wrong,
-        transport=transport,
-        note=f"one way, {WINDOW} messages a call",
-    )
+    reason = pair.reason
+    if pair.rate and case.nbytes * WINDOW / pair.rate / 1e9 > _MOST_SECONDS:
+        reason = f"too slow for this size: {pair.rate:.2f} GB/s at the one before"
+    if reason:
+        return session.row(case, skipped=reason, ranks=2)
+
+    def make() -> PairEnd | None:
+        channel, rank = pair.channel, session.comm.rank
+        if channel is None:
+            return None
+        me = pair.ranks.index(rank)
+        memory = DirectMemory(session, channel, 1 - me, case.nbytes, rank)
+        theirs = pair.ranks[1 - me]
+        return PairEnd(channel, session.comm.waiter, memory, 1 - me, me, WINDOW, theirs)
+
+    row = measure_pair(session, case, make, lambda end: (end.one_way, end.window, 1), pair.ranks[0])
+    pair.rate = row.algbw_GBps or 0.0
+    return row
 
 
 # -- UCX's own tool ---------------------------------------------------------------------------
@@ -193,7 +174,7 @@ def _perftest(session: Session, case: Case) -> Row:
 
 
 def _installed() -> bool:
-    return host.run([_TOOL, "-h"], 5.0).error.find("not found") < 0
+    return "command not found" not in host.run([_TOOL, "-h"], 5.0).error
 
 
 def _free_port() -> int:
@@ -207,9 +188,10 @@ def _run_tool(where: int, port: int, nbytes: int, uuids: list[str]) -> dict[str,
     env = {k: v for k, v in os.environ.items() if not LAUNCHER_VARIABLES.match(k)}
     # The tool gives the server the first visible GPU and the client the next.
     env["CUDA_VISIBLE_DEVICES"] = ",".join(uuids)
+    calls = max(8, min(100, _TOOL_BYTES // nbytes))
     command = [
         _TOOL, *(["127.0.0.1"] if where else []), "-p", str(port), "-t", "tag_bw", "-m", "cuda",
-        "-s", str(nbytes), "-n", str(_TOOL_CALLS), "-w", "5", "-O", str(WINDOW), "-f",
+        "-s", str(nbytes), "-n", str(calls), "-w", "4", "-O", str(WINDOW), "-f",
     ]  # fmt: skip
     shell = ["sh", "-c", f'sleep {_STARTING * where}; exec "$@"', "sh"]
     done = host.run([*shell, *command], _TOOL_SECONDS, env)
@@ -224,7 +206,3 @@ def _run_tool(where: int, port: int, nbytes: int, uuids: list[str]) -> dict[str,
         except SetupError as exc:
             answer["problem"] = str(exc)
     return answer
-
-
-def _idle() -> None:
-    """What the other ranks do."""

@@ -88,6 +88,9 @@ class UcxChannel:
 
     name = "ucx"
     messages = MESSAGES
+    error_handling = True
+    """Whether endpoints see that a peer has ended; without, local transports serve as well. Set
+    before the first message."""
 
     def __init__(
         self,
@@ -195,7 +198,7 @@ class UcxChannel:
                 endpoint = self._ucx.UCXEndpoint.create_from_worker_address(
                     self._worker,
                     self._ucx.UCXAddress.create_from_buffer(self._addresses[peer]),
-                    endpoint_error_handling=True,
+                    endpoint_error_handling=self.error_handling,
                 )
             except Exception as exc:
                 raise ConnectError(
