@@ -15,6 +15,7 @@ import re
 import statistics
 import subprocess
 import time
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -120,21 +121,18 @@ def over_ipc(comm: Any, world: Any, timed: Any, show: Any, perftest: str) -> Non
     channel = UcxChannel.open(comm.rank, comm.config.ucx, virtual=False, local=True)
     channel.connect(comm.bootstrap.allgather(channel.address))
     word = channel.wrap(np.zeros(1, np.uint8))
-    peer, count = 1 - comm.rank, 20
+    peer = 1 - comm.rank
 
-    def stream(handles: list[Any]) -> None:
+    def stream(handles: list[Any], count: int) -> None:
         """Keep WINDOW messages open until ``count`` are through, then hear of it."""
-        move = channel.send if comm.rank == 0 else channel.recv
-        open_ = [move(peer, handle, TAG) for handle in handles]
-        started = WINDOW
-        while open_:
-            channel.progress()
-            done = [r for r in open_ if r.done()]
-            open_ = [r for r in open_ if r not in done]
-            for _ in done:
-                if started < count:
-                    open_.append(move(peer, handles[started % WINDOW], TAG))
-                    started += 1
+        move, progress = (channel.send if comm.rank == 0 else channel.recv), channel.progress
+        open_ = deque(move(peer, handle, TAG) for handle in handles)
+        for started in range(WINDOW, count + WINDOW):
+            while not open_[0].done():
+                progress()
+            open_.popleft()
+            if started < count:
+                open_.append(move(peer, handles[started % WINDOW], TAG))
         last = channel.recv if comm.rank == 0 else channel.send
         request = last(peer, word, TAG + 1)
         comm.waiter.until(request.done, (channel.progress,), lambda: "the last word")
@@ -143,7 +141,8 @@ def over_ipc(comm: Any, world: Any, timed: Any, show: Any, perftest: str) -> Non
         array = cupy.full((WINDOW, nbytes), comm.rank, np.uint8)
         cupy.cuda.Device().synchronize()
         handles = [channel.wrap_device(row.data.ptr, nbytes) for row in array]
-        seconds = timed(partial(stream, handles), 5)
+        count = 200 if nbytes < 64 << 20 else 50
+        seconds = timed(partial(stream, handles, count), 5)
         assert (array == 0).all() or comm.rank == 0
         rate = count * nbytes / seconds / 1e9
         other = against(world, perftest, nbytes) if perftest else None

@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 import rdmakit
-from rdmakit.bench.options import CHOICES, DEFAULT_BUDGET, DEVICES, LAYERS, Options
+from rdmakit.bench.options import DEFAULT_BUDGET, DEVICES, LAYERS, ON_GPU, ON_HOST, Options
 from rdmakit.config import Config
 from rdmakit.datatypes import DTYPES, ReduceOp
 from rdmakit.errors import InvalidArgument, RdmaKitError, SetupError, UnsupportedError
@@ -32,7 +32,7 @@ def cli() -> None:
 
 @cli.command()
 @click.option("-b", "begin", default="8", show_default=True, help="Smallest size (8, 64K, 1M).")
-@click.option("-e", "end", default="64M", show_default=True, help="Largest size.")
+@click.option("-e", "end", help="Largest size. [default: 64M; 1G with GPU arrays]")
 @click.option("-f", "factor", default=2, show_default=True, help="Factor between sizes.")
 @click.option(
     "-n",
@@ -65,7 +65,10 @@ def cli() -> None:
     "algorithms",
     multiple=True,
     metavar="NAME",
-    help=f"Only this algorithm (may be repeated): {', '.join(CHOICES)}. Default: all that apply.",
+    help=(
+        f"Only this way (may be repeated). Host arrays: {', '.join(ON_HOST)}; GPU arrays: "
+        f"{', '.join(ON_GPU)}. Default: all that apply."
+    ),
 )
 @click.option(
     "--device",
@@ -73,6 +76,14 @@ def cli() -> None:
     show_default=True,
     metavar="KIND",
     help=f"Where the arrays are: {', '.join(DEVICES)}; auto: on the GPU if all ranks can use one.",
+)
+@click.option(
+    "--gpu-map",
+    metavar="LIST",
+    help=(
+        "GPU of each rank of a host, by number or UUID: 0,1,2,3; begins anew at its end. "
+        "Default: the visible GPUs in turn."
+    ),
 )
 @click.option(
     "--ranks-per-node",

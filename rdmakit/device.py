@@ -76,6 +76,20 @@ class DeviceGroup:
         self._staging: Staging | None = None
         self._stepped: Stepped | None = None
 
+    @property
+    def transport(self) -> str:
+        """What carries this group's all-reduces, as far as this layer knows it; joined by ``+``.
+
+        ``device`` is memory of the node's GPUs, ``gpu-direct`` and ``host-staged`` are messages.
+        Empty before the first call, and for one rank alone. Equal on all ranks of a node.
+        """
+        messages = "gpu-direct" if self._side.direct else "host-staged"
+        if self.way in ("", "alone"):
+            return ""
+        if self.way == "host" or len(self.layout.nodes) == 1:
+            return "host-staged" if self.way == "host" else "device"
+        return f"device+{messages}" if max(self.layout.ranks_per_node) > 1 else messages
+
     def check(self, send: Buffer, recv: Buffer) -> None:
         """See that this rank's GPU can serve the arrays. Local; raises as DeviceSide.check."""
         self._side.check("recvbuf", recv)

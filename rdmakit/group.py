@@ -61,6 +61,11 @@ class Group:
 
     # -- GPU memory ---------------------------------------------------------------------------
 
+    @property
+    def device_way(self) -> str:
+        """What carries all-reduces of GPU arrays here; see :class:`rdmakit.device.DeviceGroup`."""
+        return self._on_device.transport if self._on_device is not None else ""
+
     def empty(self, shape: int | tuple[int, ...], dtype: object = "float32") -> Any:
         """Return a new CuPy array that this node's ranks address without a copy.
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 __all__ = ["Budget", "Planned", "planned"]
@@ -75,6 +76,13 @@ class Budget:
     def begin(self) -> None:
         """Note that the next row is begun."""
         self._began = self._clock()
+
+    @contextmanager
+    def setting_up(self) -> Iterator[None]:
+        """Hold what is done once for many rows: it is no part of the present row's time."""
+        began = self._clock()
+        yield
+        self._began += self._clock() - began
 
     def end(self, *, made: bool) -> None:
         """Note that it is finished or left out, and go on."""

@@ -5,20 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import partial
 
-import msgspec
 import numpy as np
 
-from rdmakit.bench import values
-from rdmakit.bench.device_cases import (
-    device_allreduce,
-    device_intra,
-    device_memory,
-    device_rail,
-)
+from rdmakit.bench.collective import Way, lanes, measure_collective
+from rdmakit.bench.gpu_cases import gpu_allreduce, gpu_inter, gpu_intra, gpu_memory, nothing
 from rdmakit.bench.pair import pair_cases
 from rdmakit.bench.session import Case, Session
-from rdmakit.collectives import Collectives
-from rdmakit.errors import UnsupportedError
+from rdmakit.operation import Operation
 from rdmakit.plan.shape import Kind
 from rdmakit.report.schema import Row
 
@@ -26,7 +19,7 @@ __all__ = ["all_cases"]
 
 
 def all_cases(session: Session) -> Iterator[Case]:
-    """Yield every case of the run; equal on all ranks."""
+    """Yield every case of the run; equal on all ranks. Collective."""
     makers: dict[str, Callable[[Session], Iterator[Case]]] = {
         "memory": _memory,
         "intra": _intra,
@@ -34,19 +27,19 @@ def all_cases(session: Session) -> Iterator[Case]:
         "allreduce": _allreduce,
     }
     if session.options.device == "gpu":
-        makers |= {"memory": device_memory, "intra": device_intra, "allreduce": device_allreduce}
+        makers = {
+            "memory": gpu_memory,
+            "intra": gpu_intra,
+            "inter": gpu_inter,
+            "allreduce": gpu_allreduce,
+        }
     for layer in makers:
         if layer in session.options.layers:
             yield from makers[layer](session)
 
 
-def nothing(layer: str, name: str, reason: str) -> Case:
-    """Return a case that cannot be run here."""
-
-    def run(session: Session, case: Case) -> Row:
-        return session.row(case, skipped=reason)
-
-    return Case(layer, name, "", 0, run)
+def _or_mpi(done: Operation, own: str) -> str:
+    return "mpi" if done.algorithm == "mpi" else own
 
 
 # -- memory -----------------------------------------------------------------------------------
@@ -65,74 +58,6 @@ def _copy_or_add(session: Session, case: Case) -> Row:
     return session.row(case, samples=session.timed(call), ranks=1, transport="memory")
 
 
-# -- collectives of any group -----------------------------------------------------------------
-
-
-def _collective(
-    session: Session,
-    case: Case,
-    comm: Collectives,
-    kind: Kind,
-    transport: Callable[[], str],
-    note: str = "",
-) -> Row:
-    """Measure one collective of ``comm`` and check every element of its result."""
-    n, rank, dtype, op = comm.size, comm.rank, session.dtype, session.op
-    total = case.nbytes // dtype.itemsize
-    part = -(-total // n)  # whole blocks: at least the bytes that were asked for
-    counts = {
-        Kind.ALLREDUCE: (total, total),
-        Kind.REDUCE_SCATTER: (part * n, part),
-        Kind.ALLGATHER: (part, part * n),
-    }[kind]
-    send, recv = session.array(counts[0]), session.array(counts[1])
-    values.fill(send, rank, op)
-    refused = ""
-    try:
-        operation = comm.bind(kind, send, recv, op, algorithm=case.algorithm or "auto")
-    except UnsupportedError as exc:
-        refused = str(exc)
-    reasons = [reason for reason in session.group.share(refused) if reason]
-    if reasons:
-        return session.row(case, skipped=reasons[0], ranks=n)
-    samples = session.timed(operation.call)
-    wrong: int | None = None
-    if session.options.check:
-        values.fill(send, rank, op)
-        recv.view(np.uint8).fill(0xA5)
-        operation()
-        if kind is Kind.ALLGATHER:
-            mine = sum(
-                values.count_wrong(recv[r * part : (r + 1) * part], values.block(r, dtype, op))
-                for r in range(n)
-            )
-        else:
-            start = rank * part if kind is Kind.REDUCE_SCATTER else 0
-            mine = values.count_wrong(recv, values.expected(n, dtype, op), start)
-        wrong = session.wrong(mine)
-    # MPI's own routes are its secret; inside a node nothing is sent to others.
-    own = operation.sent_bytes
-    most = session.group.largest(np.array([-1.0 if own is None else float(own)]))[0]
-    sent = int(most) if most >= 0 and len(comm.layout.nodes) > 1 else None
-    if case.algorithm == "auto":
-        note = f"{note}, {operation.algorithm}" if note else operation.algorithm
-    # Of the largest group: nodes may be unequal.
-    shared = session.group.share([n, transport()])
-    widest = max(shared, key=lambda entry: int(entry[0]))
-    moved = case.nbytes if kind is Kind.ALLREDUCE else part * n * dtype.itemsize
-    row = session.row(
-        case,
-        samples=samples,
-        payload=moved,
-        ranks=widest[0],
-        sent=sent,
-        wrong=wrong,
-        transport="mpi" if operation.algorithm == "mpi" else widest[1],
-        note=note,
-    )
-    return msgspec.structs.replace(row, nbytes=moved, count=moved // dtype.itemsize)
-
-
 # -- intra ------------------------------------------------------------------------------------
 
 
@@ -143,11 +68,12 @@ def _intra(session: Session) -> Iterator[Case]:
         return
     chosen = session.options.algorithms
 
-    def run(session: Session, case: Case, kind: Kind) -> Row:
+    def transport(done: Operation) -> str:
         window = comm.node.window
-        return _collective(
-            session, case, comm.node, kind, lambda: window.kind if window else "memory"
-        )
+        return _or_mpi(done, window.kind if window else "memory")
+
+    def run(session: Session, case: Case, kind: Kind) -> Row:
+        return measure_collective(session, case, comm.node, kind, Way(transport))
 
     for kind in (Kind.REDUCE_SCATTER, Kind.ALLGATHER, Kind.ALLREDUCE):
         names = ["hierarchical"]
@@ -175,28 +101,13 @@ def _inter(session: Session) -> Iterator[Case]:
         yield nothing("inter", "pair latency", "all ranks are on one node (try --ranks-per-node)")
         return
     yield from pair_cases(session)
-    if session.options.device == "gpu":
-        yield from device_rail(session)
-        return
+    way = Way(lambda done: _or_mpi(done, lanes(session)))
 
     def run(session: Session, case: Case) -> Row:
-        return _collective(session, case, comm.rail, Kind.ALLREDUCE, lambda: lanes(session))
+        return measure_collective(session, case, comm.rail, Kind.ALLREDUCE, way)
 
     for size in session.options.sizes():
         yield Case("inter", "rail allreduce", "hierarchical", size, run)
-
-
-def lanes(session: Session) -> str:
-    """Return what UCX says carries messages between this rank and another node."""
-    channel = session.comm.channel
-    assert channel is not None
-    for peer in range(session.comm.size):
-        found = channel.transports(peer) if peer != session.comm.rank else ()
-        if found and session.comm.layout.node_of(peer) != session.comm.layout.node_of(
-            session.comm.rank
-        ):
-            return "+".join(dict.fromkeys(f"{name}/{device}" for name, device in found))
-    return channel.name
 
 
 # -- allreduce --------------------------------------------------------------------------------
@@ -211,15 +122,16 @@ def _allreduce(session: Session) -> Iterator[Case]:
     if chosen:
         names = list(chosen)
 
-    def transport() -> str:
+    def transport(done: Operation) -> str:
         inside = comm.window.kind if comm.window else ""
-        return "+".join(filter(None, (inside, lanes(session) if several else "")))
+        between = lanes(session) if several else ""
+        return _or_mpi(done, "+".join(filter(None, (inside, between))))
 
     def run(session: Session, case: Case) -> Row:
         note = ""
         if case.algorithm == "mpi" and comm.virtual:
             note = "not confined to the virtual nodes"
-        return _collective(session, case, comm, Kind.ALLREDUCE, transport, note)
+        return measure_collective(session, case, comm, Kind.ALLREDUCE, Way(transport, note=note))
 
     for name in names:
         for size in session.options.sizes():

@@ -5,18 +5,22 @@ from __future__ import annotations
 import sys
 import time
 import traceback
-from dataclasses import replace
+from typing import Any
 
-from rdmakit.bench.device_cases import choose_device, device_facts, warm_up
-from rdmakit.bench.environment import environment
+import msgspec
+
+from rdmakit.bench.devices import Choice, choose_device
+from rdmakit.bench.environment import environment, host_key
+from rdmakit.bench.gpus import Doors, GpuSide, find_gpus, warm_up
 from rdmakit.bench.options import Options
 from rdmakit.bench.runner import run
 from rdmakit.bench.summary import summarize
+from rdmakit.bootstrap import MpiBootstrap
 from rdmakit.communicator import Communicator
 from rdmakit.config import Config
 from rdmakit.errors import InvalidArgument
 from rdmakit.process.phase import current
-from rdmakit.process.watchdog import abort_on_exception, end_job, speak_first
+from rdmakit.process.watchdog import abort_on_exception, end_job, install, speak_first
 from rdmakit.report.files import ResultFile
 from rdmakit.report.schema import Result, Row
 from rdmakit.report.table import LiveTable
@@ -27,9 +31,28 @@ __all__ = ["run_bench"]
 _FIRST_SPEAKS = 3.0
 """Seconds that an interrupted rank leaves rank 0 to print and write what there is."""
 
+_IMPORTS = 60.0
+"""Seconds more than one wait that CuPy may take to be imported, from a cold network folder."""
+
+
+def _placed(options: Options, config: Config) -> tuple[Options, Choice]:
+    """Return the options for the device that all ranks take. Collective, blocking.
+
+    Before the communicator is made: its UCX must find the rank's GPU chosen.
+    """
+    if options.device == "cpu":
+        return options.placed("cpu"), Choice("cpu")
+    bootstrap = MpiBootstrap()
+    install(bootstrap.rank, bootstrap.size, bootstrap.host, bootstrap.abort, config)
+    with current.during("choice of the device", timeout=config.timeout + _IMPORTS):
+        choice = choose_device(bootstrap, options.device, options.gpu_map, host_key(config))
+    bootstrap.free()
+    return options.placed(choice.device), choice
+
 
 def run_bench(options: Options, config: Config) -> int:
     """Run and return the exit status. Collective over COMM_WORLD."""
+    options, choice = _placed(options, config)
     comm = Communicator(config=config)
     abort_on_exception(comm.rank, comm.host, comm.bootstrap.abort)
     first = comm.rank == 0
@@ -38,16 +61,19 @@ def run_bench(options: Options, config: Config) -> int:
     raise_together(
         comm.bootstrap, f"--output: no folder {folder}" if missing else "", InvalidArgument
     )
-    options = replace(options, device=choose_device(comm, options.device))
     rows: list[Row] = []
-    facts = environment(comm)
+    gpus: GpuSide | None = None
     if options.device == "gpu":
-        warm_up(comm, options)
-        facts["gpu"] = device_facts(comm)
-    table = LiveTable(quiet=options.quiet) if first else None
+        doors = Doors()
+        warm_up(comm, options.dtype, options.op, doors)
+        gpus = find_gpus(comm, doors)
+    facts = environment(comm)  # after it: the GPUs' notes are known
+    facts |= {"device": options.device, "device_reason": choice.reason}
+    facts["gpus"] = [msgspec.to_builtins(gpu) for gpu in gpus.ranks] if gpus else []
+    table = LiveTable(quiet=options.quiet, gpu=gpus is not None) if first else None
     file = ResultFile(options.output) if first and options.output else None
     if table is not None and not options.quiet:
-        for line in _heading(comm, facts):
+        for line in _heading(comm, facts, gpus):
             table.text(line)
 
     def on_row(row: Row) -> None:
@@ -72,7 +98,8 @@ def run_bench(options: Options, config: Config) -> int:
             table.text(f"  written: {options.output}")
 
     try:
-        run(comm, options, on_row, table.working if table is not None else lambda _: None)
+        on_case = table.working if table is not None else lambda _: None
+        run(comm, options, on_row, on_case, gpus)
     except KeyboardInterrupt:
         close(interrupted=True)
         if not first:
@@ -95,13 +122,9 @@ def run_bench(options: Options, config: Config) -> int:
     return 1 if any(row.wrong for row in rows) else 0
 
 
-def _heading(comm: Communicator, facts: dict[str, object]) -> list[str]:
+def _heading(comm: Communicator, facts: dict[str, Any], gpus: GpuSide | None) -> list[str]:
     mpi, ucx, cpu = facts["mpi"], facts["ucx"], facts["cpu"]
-    assert isinstance(mpi, dict)
-    assert isinstance(ucx, dict)
-    assert isinstance(cpu, dict)
     hosts = facts["hosts"]
-    assert isinstance(hosts, dict)
     lines = [
         f"rdmakit {facts['rdmakit']} bench: {comm.size} ranks as {comm.layout.describe()} "
         f"({'virtual nodes' if comm.virtual else 'nodes x ranks'}) on " + ", ".join(hosts),
@@ -111,9 +134,9 @@ def _heading(comm: Communicator, facts: dict[str, object]) -> list[str]:
     if "version" in ucx:
         lines.append(f"UCX: {ucx['reason']}")
         lines += [f"UCX: {warning}" for warning in ucx["warnings"]]
-    gpu = facts.get("gpu")
-    if isinstance(gpu, dict):
-        lines.append(f"GPU: {gpu['name']} at {gpu['pci']}, MPS {'on' if gpu['mps'] else 'off'}")
+    lines += [f"GPU: {line}" for line in (gpus.describe() if gpus else ())]
+    if facts["device_reason"] and "no NVIDIA driver" not in facts["device_reason"]:
+        lines.append(f"host arrays, since no GPU can be used: {facts['device_reason']}")
     lines += [f"note: {note}" for note in comm.notes]
     lines.append(
         "GB = 1e9 bytes; times are the slowest rank's; wire: sent to other nodes by the "

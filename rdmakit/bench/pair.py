@@ -8,15 +8,18 @@ from itertools import count
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from rdmakit.bench import values
+from rdmakit.bench.pair_memory import HostMemory, PairMemory
 from rdmakit.bench.session import Case, Session
+from rdmakit.errors import CudaError
 from rdmakit.inter.tags import TagKind, pack
 from rdmakit.protocols import Channel, Request
 from rdmakit.report.schema import Row
-from rdmakit.waiting import settle
+from rdmakit.waiting import Waiter, settle
 
-__all__ = ["pair_cases"]
+__all__ = ["PairEnd", "measure_pair", "pair_cases", "window_of"]
 
 WINDOW_BYTES = 16 << 20
 WINDOW_MESSAGES = 32
@@ -25,28 +28,48 @@ RATE_MESSAGES = 64
 _RECEIVE_AT_BOTH = ("pair latency", "pair both-way")
 
 
-class _End:
+Maker = Callable[[Session, Any, int, int, int], PairMemory]
+"""Makes the memory of an end: session, channel, peer, bytes, and whose values are sent."""
+
+
+class PairEnd:
     """One end of a pair. ``role`` is 0 at the sender of one-way cases, 1 at its peer."""
 
-    def __init__(self, session: Session, peer: int, role: int, nbytes: int) -> None:
-        comm = session.comm
-        assert comm.channel is not None
-        self.channel: Channel = comm.channel
-        self.peer, self.role = peer, role
-        self.window = max(1, min(WINDOW_MESSAGES, WINDOW_BYTES // max(1, nbytes)))
+    def __init__(
+        self,
+        channel: Channel,
+        waiter: Waiter,
+        memory: PairMemory,
+        peer: int,
+        role: int,
+        window: int,
+        theirs: int | None = None,
+    ) -> None:
+        """Describe it. Local.
+
+        Args:
+            channel: carries the messages.
+            waiter: deadline of waits.
+            memory: of the messages.
+            peer: the other end, as the channel numbers it.
+            role: see the class.
+            window: messages under way at once in the bandwidth cases.
+            theirs: whose values come from there; default ``peer``.
+        """
+        self.channel, self.memory = channel, memory
+        self.channel, self.memory = channel, memory
+        self.peer, self.role, self.window = peer, role, window
+        self.theirs = peer if theirs is None else theirs
         self._numbers = count()
-        count_ = nbytes // session.dtype.itemsize
-        self.out, self.into = session.array(count_), session.array(count_)
-        values.fill(self.out, comm.rank)
-        self._out, self._into = (self.channel.wrap(a.view("u1")) for a in (self.out, self.into))
-        self._word = session.array(8 // session.dtype.itemsize)
-        self._ack = self.channel.wrap(self._word.view("u1"))
-        self._waiter = comm.waiter
+        self._word = np.zeros(8, np.uint8)
+        self._ack = channel.wrap(self._word)
+        self._waiter = waiter
 
     def _tag(self) -> int:
         return pack(0, TagKind.BENCH, 0, next(self._numbers) % (1 << 16))
 
     def wait(self, requests: list[Request]) -> None:
+        """Move messages until ``requests`` are done. Blocking; raises as Waiter.until."""
         pending = requests
 
         def ready() -> bool:
@@ -55,122 +78,175 @@ class _End:
             return not pending
 
         self._waiter.until(
-            ready, (self.channel.progress,), lambda: f"bench: pair with rank {self.peer}"
+            ready, (self.memory.progress,), lambda: f"bench: pair with rank {self.peer}"
         )
-        settle(self.channel.flush, self.channel.progress)
-
-    def send(self, handle: Any = None) -> Request:
-        return self.channel.send(self.peer, self._out if handle is None else handle, self._tag())
-
-    def recv(self, handle: Any = None) -> Request:
-        return self.channel.recv(self.peer, self._into if handle is None else handle, self._tag())
+        settle(self.channel.flush, self.memory.progress)
 
     def ping_pong(self) -> None:
         """One message there and back."""
         if self.role == 0:
-            self.wait([self.send()])
-            self.wait([self.recv()])
+            self.wait([self.memory.send(self._tag())])
+            self.wait([self.memory.recv(self._tag())])
         else:
-            self.wait([self.recv()])
-            self.wait([self.send()])
+            self.wait([self.memory.recv(self._tag())])
+            self.wait([self.memory.send(self._tag())])
 
     def one_way(self, messages: int = 0) -> None:
         """A window of messages, then a word back."""
         many = messages or self.window
         if self.role == 0:
-            requests = [self.send() for _ in range(many)]
-            self.wait([*requests, self.recv(self._ack)])
+            requests = [self.memory.send(self._tag()) for _ in range(many)]
+            back = self.channel.recv(self.peer, self._ack, self._tag())
+            self.wait([*requests, back])
         else:
-            self.wait([self.recv() for _ in range(many)])
-            self.wait([self.send(self._ack)])
+            self.wait([self.memory.recv(self._tag()) for _ in range(many)])
+            self.wait([self.channel.send(self.peer, self._ack, self._tag())])
 
     def both_ways(self) -> None:
         """A window of messages each way at once."""
         requests = []
         for _ in range(self.window):
             tag = self._tag()
-            requests.append(self.channel.recv(self.peer, self._into, tag))
-            requests.append(self.channel.send(self.peer, self._out, tag))
+            requests.append(self.memory.recv(tag))
+            requests.append(self.memory.send(tag))
         self.wait(requests)
+
+    def close(self) -> None:
+        """Release the memory. Blocking until its last messages are out."""
+        self.memory.close(self._waiter)
 
 
 Pairs = list[tuple[int, int]]
-Shape = Callable[[_End], tuple[Callable[[], None], int, int]]
+Shape = Callable[[PairEnd], tuple[Callable[[], None], int, int]]
 """From an end: what to time, messages in it, and how often it is what is shown."""
 
 
-def pair_cases(session: Session) -> Iterator[Case]:
-    """Yield the cases on single pairs and on all pairs between the first two nodes."""
+def window_of(nbytes: int) -> int:
+    """Return how many messages are under way at once. Pure."""
+    return max(1, min(WINDOW_MESSAGES, WINDOW_BYTES // max(1, nbytes)))
+
+
+def pair_cases(session: Session, memory: Maker = HostMemory, algorithm: str = "") -> Iterator[Case]:
+    """Yield the cases on single pairs and on all pairs between the first two nodes.
+
+    Args:
+        session: the run.
+        memory: where the messages lie.
+        algorithm: the rows' word for that.
+    """
     nodes = session.comm.layout.nodes
     alone = [(nodes[0][0], nodes[1][0])]
     every = list(zip(nodes[0], nodes[1], strict=False))
 
     def add(name: str, pairs: Pairs, sizes: list[int], shape: Shape) -> Iterator[Case]:
-        run = partial(_run, pairs=pairs, shape=shape)
-        return (Case("inter", name, "", size, run) for size in sizes)
+        run = partial(_run, pairs=pairs, shape=shape, memory=memory)
+        return (Case("inter", name, algorithm, size, run) for size in sizes)
 
     sizes = session.options.sizes()
     yield from add("pair latency", alone, sizes, lambda end: (end.ping_pong, 1, 2))
     yield from add("pair one-way", alone, sizes, lambda end: (end.one_way, end.window, 1))
     yield from add("pair both-way", alone, sizes, lambda end: (end.both_ways, end.window, 1))
-    yield from add(
-        "message rate",
-        alone,
-        sizes[:1],
-        lambda end: (partial(end.one_way, RATE_MESSAGES), RATE_MESSAGES, 1),
-    )
+    if memory is HostMemory:
+        yield from add(
+            "message rate",
+            alone,
+            sizes[:1],
+            lambda end: (partial(end.one_way, RATE_MESSAGES), RATE_MESSAGES, 1),
+        )
     if len(every) > 1:
         yield from add("pairs one-way", every, sizes, lambda end: (end.one_way, end.window, 1))
 
 
-def _run(
+def _run(session: Session, case: Case, pairs: Pairs, shape: Shape, memory: Maker) -> Row:
+    rank, channel, waiter = session.comm.rank, session.comm.channel, session.comm.waiter
+    assert channel is not None
+
+    def make() -> PairEnd | None:
+        for first, second in pairs:
+            if rank in (first, second):
+                peer, role = (second, 0) if rank == first else (first, 1)
+                made = memory(session, channel, peer, case.nbytes, rank)
+                return PairEnd(channel, waiter, made, peer, role, window_of(case.nbytes))
+        return None
+
+    return measure_pair(session, case, make, shape, pairs[0][0], len(pairs))
+
+
+def measure_pair(
     session: Session,
     case: Case,
-    pairs: Pairs,
+    make: Callable[[], PairEnd | None],
     shape: Shape,
+    lead: int,
+    pairs: int = 1,
 ) -> Row:
-    rank = session.comm.rank
-    end: _End | None = None
+    """Measure a case on pairs of ranks and check what arrives. Collective in the job.
+
+    Args:
+        session: the run.
+        case: which.
+        make: makes this rank's end, if it is in a pair. Local.
+        shape: what is timed.
+        lead: a rank that is in a pair.
+        pairs: how many there are.
+    """
+    end, problem = None, ""
+    try:
+        end = make()
+    except (MemoryError, CudaError) as exc:
+        problem = f"no room: {exc}"
+    problem = session.agreed(problem)
+    if problem:
+        if end is not None:
+            end.close()
+        return session.row(case, skipped=problem, ranks=2 * pairs)
     call: Callable[[], None] = _idle
     messages = divide = 1
-    for first, second in pairs:
-        if rank in (first, second):
-            peer = second if rank == first else first
-            end = _End(session, peer, int(rank == second), case.nbytes)
-            call, messages, divide = shape(end)
-    # Of a rank that takes part:
-    messages, divide = session.group.share([messages, divide])[pairs[0][0]]
+    if end is not None:
+        call, messages, divide = shape(end)
+    messages, divide = session.group.share([messages, divide])[lead]
     samples = session.timed(call)
     transport = ""
     wrong: int | None = None
     if end is not None:
-        lanes = end.channel.transports(end.peer)
-        transport = "+".join(dict.fromkeys(f"{t}/{d}" for t, d in lanes)) or end.channel.name
-    transport = str(session.group.share(transport)[pairs[0][0]])
+        transport = end.memory.transport(end.channel.transports(end.peer), end.channel.name)
+    transport = str(session.group.share(transport)[lead])
     if session.options.check:
-        mine = 0
-        if end is not None:
-            end.into.view("u1").fill(0xA5)
-        session.group.barrier()
-        call()
-        if end is not None and (end.role == 1 or case.name in _RECEIVE_AT_BOTH):
-            mine = values.count_wrong(end.into, values.block(end.peer, session.dtype))
-        wrong = session.wrong(mine)
-    payload = case.nbytes * messages * divide
+        wrong = _checked(session, case, end, call)
+    if end is not None:
+        end.close()
+    session.group.barrier()
     row = session.row(
         case,
         samples=samples,
-        payload=payload,
-        ranks=2 * len(pairs),
+        payload=case.nbytes * messages * divide,
+        ranks=2 * pairs,
         divide=divide,
-        sent=case.nbytes * messages,
+        sent=case.nbytes * messages if case.layer == "inter" else None,
         wrong=wrong,
         transport=transport,
     )
+    return _noted(row, messages, pairs)
+
+
+def _checked(session: Session, case: Case, end: PairEnd | None, call: Callable[[], None]) -> int:
+    """Do it once more; return the wrong elements of all ranks."""
+    if end is not None:
+        end.memory.spoil()
+    session.group.barrier()
+    call()
+    mine = 0
+    if end is not None and (end.role == 1 or case.name in _RECEIVE_AT_BOTH):
+        source = values.block(end.theirs, session.dtype)
+        mine = values.count_wrong(end.memory.received(), source)
+    return session.wrong(mine)
+
+
+def _noted(row: Row, messages: int, pairs: int) -> Row:
     if row.time_us is None:
         return row
-    note = f"each of {len(pairs)} pairs" if len(pairs) > 1 else ""
-    if case.name == "message rate":
+    note = f"each of {pairs} pairs" if pairs > 1 else ""
+    if row.case == "message rate":
         note = f"{messages / row.time_us.median:.3f} M messages/s"
     elif messages > 1:
         note = ", ".join(filter(None, (note, f"{messages} messages a call")))

@@ -8,6 +8,7 @@ from itertools import groupby
 
 from rdmakit.bench.budget import Budget, planned
 from rdmakit.bench.cases import all_cases
+from rdmakit.bench.gpus import GpuSide
 from rdmakit.bench.measure import Group
 from rdmakit.bench.options import Options
 from rdmakit.bench.session import Case, Session
@@ -28,14 +29,22 @@ def run(
     options: Options,
     on_row: Callable[[Row], None],
     on_case: Callable[[str], None] = lambda _: None,
+    gpus: GpuSide | None = None,
 ) -> None:
     """Run the benchmark. Collective, blocking; ``on_row`` is called on every rank.
+
+    Args:
+        comm: the communicator.
+        options: placed on a device.
+        on_row: takes each row.
+        on_case: is told what comes next.
+        gpus: the job's GPUs, where the device is the GPU.
 
     Raises:
         TransportError: a transfer failed; rows before it were handed over.
     """
     group = Group(comm.bootstrap)
-    session = Session(comm, options, Budget(0.0, ()), group)
+    session = Session(comm, options, Budget(0.0, ()), group, gpus)
     by_layer = {name: list(cases) for name, cases in groupby(all_cases(session), _layer)}
     time.sleep(_SETTLE)
     start, seconds = time.monotonic(), options.time_budget
@@ -53,6 +62,7 @@ def run(
             row = _one(session, case, on_case)
             session.budget.end(made=not row.skipped)
             on_row(row)
+        session.release()
 
 
 def _one(session: Session, case: Case, on_case: Callable[[str], None]) -> Row:

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rdmakit.bench.budget import Budget
+from rdmakit.bench.gpus import GpuSide
 from rdmakit.bench.measure import Group, Samples, measure
 from rdmakit.bench.options import Options
 from rdmakit.bench.statistics import bus_factor, rate, times_of
@@ -35,7 +36,9 @@ class Case:
     nbytes: int
     run: Callable[[Session, Case], Row]
     memory: float = 2.0
-    """Bytes that each rank allocates, for each byte of ``nbytes``."""
+    """Bytes that each rank allocates on its host, for each byte of ``nbytes``."""
+    on_gpu: float = 2.0
+    """The same on its GPU, in a run with GPU arrays."""
 
     @property
     def key(self) -> tuple[str, str, str]:
@@ -51,6 +54,8 @@ class Session:
     options: Options
     budget: Budget
     group: Group
+    gpus: GpuSide | None = None
+    """With GPU arrays: the job's GPUs."""
     dtype: np.dtype[Any] = field(init=False)
     op: ReduceOp = field(init=False)
 
@@ -61,12 +66,54 @@ class Session:
         self._ranks_here = hosts.count(self.comm.host)
         self._cache = _last_level_cache(tree)
         self._free = _available(tree)
+        self._opened: dict[str, Any] = {}
+
+    @property
+    def gpu(self) -> GpuSide:
+        """The job's GPUs, in a run with GPU arrays."""
+        assert self.gpus is not None
+        return self.gpus
 
     def array(self, count: int) -> npt.NDArray[Any]:
         """Return an array whose pages exist."""
         array = np.empty(count, self.dtype)
         array.fill(0)
         return array
+
+    def once(self, name: str, make: Callable[[], Any]) -> Any:
+        """Return what ``make`` returned at the first call with ``name``; closed by :meth:`release`.
+
+        Collective where ``make`` is. Its time is not the row's.
+        """
+        if name not in self._opened:
+            with self.budget.setting_up():
+                self._opened[name] = make()
+        return self._opened[name]
+
+    def release(self) -> None:
+        """Close what :meth:`once` has made. Collective, blocking."""
+        opened, self._opened = self._opened, {}
+        for part in reversed(opened.values()):
+            part.close()
+
+    def agreed(self, problem: str) -> str:
+        """Return the first rank's problem, on all ranks, or nothing. Collective."""
+        told = self.group.share(problem)
+        bad = [rank for rank, text in enumerate(told) if text]
+        if not bad:
+            return ""
+        text = str(told[bad[0]])
+        return text if set(told) == {text} else f"rank {bad[0]}: {text}"
+
+    def waited(self, call: Callable[[], object]) -> Callable[[], object]:
+        """Return ``call`` so that it returns when the GPU is done, found by polling."""
+        synchronize = self.comm.synchronize
+
+        def run() -> None:
+            call()
+            synchronize()
+
+        return run
 
     def timed(self, call: Callable[[], object]) -> Samples:
         """Measure ``call`` on all ranks within the next share of the budget. Collective."""
@@ -122,7 +169,7 @@ class Session:
                 "busbw_GBps": float(f"{algbw * factor:.5g}"),
                 "wire_GBps": None if sent is None else rate(sent / divide, times.median),
             }
-            if case.nbytes * case.memory * self._ranks_here <= self._cache:
+            if self._cached(case):
                 note = f"{note}, {CACHED}" if note else CACHED
         return Row(
             layer=case.layer,
@@ -140,22 +187,32 @@ class Session:
             wrong=wrong,
             skipped=skipped,
             note=note,
+            **({} if self.gpus is None else self.gpus.row_fields),
             **fields,
         )
 
+    def _cached(self, case: Case) -> bool:
+        if self.gpus is None:
+            return case.nbytes * case.memory * self._ranks_here <= self._cache
+        return case.nbytes * case.on_gpu * self.gpus.sharing <= self.gpus.cache
+
     def why_skip(self, case: Case) -> str:
         """Return why ``case`` is not run; empty to run it. Collective."""
-        need = case.nbytes * case.memory * self._ranks_here
         lacking, skip = 1.0, 2.0
-        mine = lacking if need > _ROOM * self._free else 0.0
+        places = [("on the host", case.memory * self._ranks_here, self._free)]
+        if self.gpus is not None:
+            places.append(("on the GPU", case.on_gpu * self.gpus.sharing, self.gpus.free))
+        mine, where, need, free = 0.0, "", 0.0, 0.0
+        for place, factor, room in places:
+            if not mine and case.nbytes * factor > _ROOM * room:
+                mine, where, need, free = lacking, place, case.nbytes * factor, room
         if not mine and self.group.rank == 0 and not self.budget.worth():
             mine = skip
-        reasons = self.group.share([mine, need, self._free])
-        for rank, (reason, need, free) in enumerate(reasons):
+        reasons = self.group.share([mine, where, need, free])
+        for rank, (reason, where, need, free) in enumerate(reasons):
             if reason == lacking:
                 return (
-                    f"{need / 1e9:.1f} GB needed on the host of rank {rank}, "
-                    f"{free / 1e9:.1f} GB free"
+                    f"{need / 1e9:.1f} GB needed {where} of rank {rank}, {free / 1e9:.1f} GB free"
                 )
         return "time budget" if reasons[0][0] == skip else ""
 

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from rdmakit.bench.rows import at_size, best, impossible, of, phases, time_of
+from rdmakit.bench.summary_gpu import gpu_summary
 from rdmakit.config import format_size
 from rdmakit.report.schema import Row
 
 __all__ = ["summarize"]
 
+_Sizes = dict[int, Row]
+
 
 def summarize(rows: Sequence[Row]) -> list[str]:
     """Return the closing lines of a run."""
     done = [row for row in rows if row.time_us is not None]
-    lines = [
-        *_memory(done),
-        *_intra(done),
-        *_inter(done),
-        *_allreduce(done),
-    ]
+    if any(row.gpu for row in rows):
+        lines = gpu_summary(done)
+    else:
+        lines = [*_memory(done), *_intra(done), *_inter(done), *_allreduce(done)]
     wrong = sum(row.wrong or 0 for row in done)
     checked = sum(row.wrong is not None for row in done)
     skipped = sum(bool(row.skipped) for row in rows)
@@ -29,25 +31,13 @@ def summarize(rows: Sequence[Row]) -> list[str]:
     return lines
 
 
-def _of(rows: Sequence[Row], layer: str, case: str, algorithm: str = "") -> dict[int, Row]:
-    return {
-        row.nbytes: row
-        for row in rows
-        if row.layer == layer and row.case == case and algorithm in ("", row.algorithm)
-    }
-
-
-def _median(row: Row | None) -> float | None:
-    return row.time_us.median if row is not None and row.time_us is not None else None
+def _by_size(rows: Sequence[Row], layer: str, case: str, algorithm: str | None = None) -> _Sizes:
+    return at_size(of(rows, layer, case, algorithm))
 
 
 def _best(rows: Sequence[Row], layer: str, case: str) -> Row | None:
-    rated = [r for r in _of_all(rows, layer, case) if r.algbw_GBps and r.algorithm != "mpi"]
-    return max(rated, key=lambda r: r.algbw_GBps or 0.0, default=None)
-
-
-def _of_all(rows: Sequence[Row], layer: str, case: str) -> list[Row]:
-    return [row for row in rows if row.layer == layer and row.case == case]
+    """Return the fastest row that is not MPI's."""
+    return best([row for row in of(rows, layer, case) if row.algorithm != "mpi"])
 
 
 def _memory(rows: Sequence[Row]) -> list[str]:
@@ -66,36 +56,36 @@ def node_floor_us(rows: Sequence[Row], nbytes: int, ranks: int) -> float | None:
 
     Each of L ranks copies (L-1)/L of the vector in and all of it out, and adds (L-1)/L of it.
     """
-    copy = _median(_of(rows, "memory", "copy").get(nbytes))
-    add = _median(_of(rows, "memory", "add").get(nbytes))
+    copy = _by_size(rows, "memory", "copy").get(nbytes)
+    add = _by_size(rows, "memory", "add").get(nbytes)
     if copy is None or add is None:
         return None
     part = (ranks - 1) / ranks
-    return copy * (part + 1) + add * part
+    return time_of(copy) * (part + 1) + time_of(add) * part
 
 
 def _intra(rows: Sequence[Row]) -> list[str]:
-    best = _best(rows, "intra", "allreduce")
-    if best is None or best.time_us is None:
+    top = _best(rows, "intra", "allreduce")
+    if top is None:
         return []
     line = (
-        f"intra: all-reduce up to {best.algbw_GBps:.2f} GB/s ({best.algorithm}, "
-        f"{format_size(best.nbytes)})"
+        f"intra: all-reduce up to {top.algbw_GBps:.2f} GB/s ({top.algorithm}, "
+        f"{format_size(top.nbytes)})"
     )
-    floor = node_floor_us(rows, best.nbytes, best.ranks)
+    floor = node_floor_us(rows, top.nbytes, top.ranks)
     if floor is not None:
-        share = 100 * floor / best.time_us.median
-        line += f", {share:.0f} % of what copies and adds allow{_impossible(share)}"
+        share = 100 * floor / time_of(top)
+        line += f", {share:.0f} % of what copies and adds allow{impossible(share)}"
     return [line + _against_mpi(rows, "intra")]
 
 
 def _inter(rows: Sequence[Row]) -> list[str]:
     lines = []
-    latency = _of(rows, "inter", "pair latency")
+    latency = _by_size(rows, "inter", "pair latency")
     one, both = _best(rows, "inter", "pair one-way"), _best(rows, "inter", "pair both-way")
     if latency:
         least = latency[min(latency)]
-        text = f"inter: {least.transport}, {_median(least):.1f} us one way at "
+        text = f"inter: {least.transport}, {time_of(least):.1f} us one way at "
         text += format_size(least.nbytes)
         if one is not None:
             text += f", {one.algbw_GBps:.2f} GB/s one way"
@@ -107,20 +97,20 @@ def _inter(rows: Sequence[Row]) -> list[str]:
         text = f"inter: rail all-reduce puts {rail.wire_GBps:.2f} GB/s on each rank's link"
         if both is not None and both.algbw_GBps:
             share = 100 * rail.wire_GBps / both.algbw_GBps
-            text += f", {share:.0f} % of the lone pair's both-way rate{_impossible(share)}"
+            text += f", {share:.0f} % of the lone pair's both-way rate{impossible(share)}"
         lines.append(text)
     return lines
 
 
 def _allreduce(rows: Sequence[Row]) -> list[str]:
-    whole = _of(rows, "allreduce", "allreduce", "hierarchical")
+    whole = _by_size(rows, "allreduce", "allreduce", "hierarchical")
     if not whole:
-        whole = _of(rows, "allreduce", "allreduce", "auto")
+        whole = _by_size(rows, "allreduce", "allreduce", "auto")
     if not whole:
         return []
     size = max(whole)
     row = whole[size]
-    total = _median(row) or 0.0
+    total = time_of(row)
     lines = [
         f"allreduce: {row.algorithm} {format_size(size)} in {total / 1e3:.2f} ms, "
         f"{row.algbw_GBps:.2f} GB/s" + _against_mpi(rows, "allreduce")
@@ -132,13 +122,13 @@ def _allreduce(rows: Sequence[Row]) -> list[str]:
             limit = "memory (copies and adds)" if share > 50 else "intra (the node's own steps)"
             lines.append(
                 f"allreduce: one node; copies and adds alone would take {floor / 1e3:.2f} ms, "
-                f"{share:.0f} % of it{_impossible(share)}; the limit is {limit}"
+                f"{share:.0f} % of it{impossible(share)}; the limit is {limit}"
             )
         return lines
-    phases = _phases(rows, size)
-    if phases is None or not total:
+    found = phases(rows, size)
+    if found is None or not total:
         return lines
-    inside, between = phases
+    inside, between = found
     slowest, name = max((inside, "intra (node phases)"), (between, "inter (rail phase)"))
     lines.append(
         f"allreduce: alone the node phases take {inside / 1e3:.2f} ms and the rail phase "
@@ -149,34 +139,15 @@ def _allreduce(rows: Sequence[Row]) -> list[str]:
     return lines
 
 
-def _impossible(share: float) -> str:
-    """Return a warning where a share of a limit cannot be: something was cached or disturbed."""
-    return " (above 100 %: cached, or the limit was disturbed)" if share > 105 else ""
-
-
-def _phases(rows: Sequence[Row], size: int) -> tuple[float, float] | None:
-    """Return the microseconds of the node phases and of the rail phase, measured alone."""
-    scatter = _median(_of(rows, "intra", "reduce_scatter").get(size))
-    gather = _median(_of(rows, "intra", "allgather").get(size))
-    rails = _of(rows, "inter", "rail allreduce")
-    ranks = next((r.ranks for r in rows if r.layer == "intra" and r.case == "allgather"), 1)
-    if not rails:
-        return None
-    nearest = min(rails, key=lambda n: abs(n * ranks - size))
-    rail = _median(rails[nearest])
-    if rail is None:
-        return None
-    inside = (scatter or 0.0) + (gather or 0.0)
-    return inside, rail * (size / ranks) / nearest
-
-
 def _against_mpi(rows: Sequence[Row], layer: str) -> str:
-    ours = _of(rows, layer, "allreduce", "auto") or _of(rows, layer, "allreduce", "hierarchical")
-    mpi = _of(rows, layer, "allreduce", "mpi")
+    ours = _by_size(rows, layer, "allreduce", "auto") or _by_size(
+        rows, layer, "allreduce", "hierarchical"
+    )
+    mpi = _by_size(rows, layer, "allreduce", "mpi")
     both = sorted(set(ours) & set(mpi))
     if not both:
         return ""
-    ratios = {size: (_median(mpi[size]) or 0.0) / (_median(ours[size]) or 1.0) for size in both}
+    ratios = {size: time_of(mpi[size]) / time_of(ours[size]) for size in both}
     shown = [size for size in both if size in (8, 4 << 10, 1 << 20)]
     if both[-1] not in shown:
         shown.append(both[-1])

@@ -28,7 +28,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     case: str
     algorithm: str
     transport: str = ""
-    """As read back from what carried the bytes: ``shm``, ``tcp/eth0``, ``rc_mlx5/mlx5_0:1``."""
+    """As read back from what carried the bytes: ``shm``, ``tcp/eth0``, ``rc_mlx5/mlx5_0:1``,
+    ``cuda_ipc/NVLink``, ``host-staged``; several joined by ``+``."""
     nbytes: int
     """Bytes of the whole vector, or of one message."""
     count: int
@@ -47,6 +48,12 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     busbw_GBps: float | None = None
     wire_GBps: float | None = None
     """Bytes that the busiest rank sends to other nodes, over the time."""
+    gpu: str = ""
+    """Model of the GPUs that hold the arrays; empty for host arrays."""
+    sharing: int | None = None
+    """Most ranks of the job on one GPU; None for host arrays."""
+    mps: bool | None = None
+    """Whether all of them are shared through MPS; None for host arrays."""
     wrong: int | None = None
     """Elements with a wrong value, over all ranks; None where not checked."""
     skipped: str = ""

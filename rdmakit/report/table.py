@@ -28,6 +28,14 @@ _COLUMNS = (
     ("wire GB/s", 9, ">"),
     ("wrong", 6, ">"),
 )
+_WIDER = {"algorithm": 15, "transport": 29}
+"""With GPU arrays: ``host-staged MPI``; ``cuda_ipc+host-staged+tcp/eth0``."""
+_GPU_TITLES = {
+    "memory": "memory: copies of each GPU, all ranks at once (the limit)",
+    "intra": "intra: inside each node, between GPUs",
+    "inter": "inter: between nodes, over messages",
+    "allreduce": "allreduce: the whole job",
+}
 _TITLES = {
     "memory": "memory: this host's own copy and add, all ranks of a node at once (the limit)",
     "intra": "intra: inside each node, over shared memory",
@@ -39,7 +47,12 @@ _TITLES = {
 class LiveTable:
     """Prints rows to ``file`` as they come; used by one rank only."""
 
-    def __init__(self, *, quiet: bool = False) -> None:
+    def __init__(self, *, quiet: bool = False, gpu: bool = False) -> None:
+        self._titles = _GPU_TITLES if gpu else _TITLES
+        self._columns = tuple(
+            (name, _WIDER.get(name, width) if gpu else width, align)
+            for name, width, align in _COLUMNS
+        )
         watched = on_terminal()
         self._console = Console(
             file=sys.stdout, highlight=False, soft_wrap=True, force_terminal=watched
@@ -75,12 +88,12 @@ class LiveTable:
         if row.layer != self._layer:
             self._layer = row.layer
             self.text("")
-            self.text(_TITLES.get(row.layer, row.layer), "bold")
-            self.text(_line([name for name, _, _ in _COLUMNS]), "dim")
+            self.text(self._titles.get(row.layer, row.layer), "bold")
+            self.text(self._line([name for name, _, _ in _COLUMNS]), "dim")
         if row.skipped:
             size = format_size(row.nbytes) if row.nbytes else ""
             cells = [row.case, row.algorithm, row.transport, size]
-            self.text(f"{_line(cells)}  skipped: {row.skipped}", "dim")
+            self.text(f"{self._line(cells)}  skipped: {row.skipped}", "dim")
             return
         assert row.time_us is not None
         cells = [
@@ -96,15 +109,15 @@ class LiveTable:
             _number(row.wire_GBps, 2),
             "-" if row.wrong is None else str(row.wrong),
         ]
-        line = _line(cells)
+        line = self._line(cells)
         if row.note:
             line += f"  {row.note}"
         self.text(line, "bold red" if row.wrong else "")
 
-
-def _line(cells: Sequence[str]) -> str:
-    padded = zip(_COLUMNS, [*cells, *[""] * (len(_COLUMNS) - len(cells))], strict=True)
-    return " ".join(f"{cell:{align}{width}}" for (_, width, align), cell in padded).rstrip()
+    def _line(self, cells: Sequence[str]) -> str:
+        columns = self._columns
+        padded = zip(columns, [*cells, *[""] * (len(columns) - len(cells))], strict=True)
+        return " ".join(f"{cell:{align}{width}}" for (_, width, align), cell in padded).rstrip()
 
 
 def _number(value: float | None, digits: int) -> str:

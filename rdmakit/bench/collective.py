@@ -1,0 +1,150 @@
+"""The one timed body of all collective rows: any group, any arrays, any way to do it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+
+from rdmakit.bench import values
+from rdmakit.bench.arrays import Arrays, HostArrays
+from rdmakit.bench.session import Case, Session
+from rdmakit.collectives import Collectives
+from rdmakit.errors import CudaError, SetupError, UnsupportedError
+from rdmakit.operation import Operation
+from rdmakit.plan.shape import Kind
+from rdmakit.report.schema import Row
+
+__all__ = ["Way", "bound", "lanes", "measure_collective"]
+
+Maker = Callable[[Session, Collectives, Sequence[int]], Arrays]
+Binder = Callable[[Session, Case, Collectives, Kind, Arrays], Operation]
+
+
+def bound(session: Session, case: Case, comm: Collectives, kind: Kind, arrays: Arrays) -> Operation:
+    """Return this package's own operation on the arrays. Local."""
+    on_host = isinstance(arrays, HostArrays)
+    name = case.algorithm if on_host and case.algorithm else "auto"
+    return comm.bind(kind, arrays.send, arrays.recv, session.op, algorithm=name)
+
+
+@dataclass(frozen=True)
+class Way:
+    """How a collective row is done."""
+
+    transport: Callable[[Operation], str]
+    """What carried the bytes; asked after the calls."""
+    arrays: Maker = HostArrays
+    bind: Binder = bound
+    """Makes the operation; local or collective in the group. May raise UnsupportedError."""
+    note: str = ""
+
+
+def measure_collective(
+    session: Session, case: Case, comm: Collectives, kind: Kind, way: Way
+) -> Row:
+    """Measure one collective of ``comm`` and check every element. Collective in the job."""
+    n, itemsize = comm.size, session.dtype.itemsize
+    total = case.nbytes // itemsize
+    part = -(-total // n)  # whole blocks: at least the bytes that were asked for
+    counts = {
+        Kind.ALLREDUCE: (total, total),
+        Kind.REDUCE_SCATTER: (part * n, part),
+        Kind.ALLGATHER: (part, part * n),
+    }[kind]
+    arrays: Arrays | None = None
+    problem = ""
+    try:
+        arrays = way.arrays(session, comm, counts)
+    except (MemoryError, CudaError) as exc:
+        problem = f"no room: {exc}"
+    problem = session.agreed(problem)
+    if arrays is None or problem:
+        if arrays is not None:
+            arrays.close()
+        else:
+            session.group.barrier()  # as close has
+        return session.row(case, skipped=problem, ranks=n)
+    row = _measured(session, case, comm, kind, way, arrays, max(counts))
+    arrays.close()
+    return row
+
+
+def _measured(
+    session: Session,
+    case: Case,
+    comm: Collectives,
+    kind: Kind,
+    way: Way,
+    arrays: Arrays,
+    count: int,
+) -> Row:
+    refused = ""
+    try:
+        arrays.begin()
+    except (UnsupportedError, SetupError) as exc:
+        refused = str(exc)
+    refused = session.agreed(refused)
+    if not refused:
+        arrays.fill()
+        try:
+            operation = way.bind(session, case, comm, kind, arrays)
+        except (UnsupportedError, SetupError) as exc:
+            refused = str(exc)
+        refused = session.agreed(refused)
+    if refused:
+        return session.row(case, skipped=refused, ranks=comm.size)
+    samples = session.timed(arrays.waited(operation.call))
+    wrong: int | None = None
+    if session.options.check:
+        arrays.spoil()
+        arrays.waited(operation.call)()
+        wrong = session.wrong(_count_wrong(session, comm, kind, arrays))
+    # MPI's own routes are its secret; inside a node nothing is sent to others.
+    own = operation.sent_bytes
+    most = session.group.largest(np.array([-1.0 if own is None else float(own)]))[0]
+    sent = int(most) if most >= 0 and len(comm.layout.nodes) > 1 else None
+    planned = operation.algorithm if case.algorithm == "auto" else ""
+    note = ", ".join(filter(None, (way.note, "" if planned == "device" else planned)))
+    # Of the largest group: nodes may be unequal.
+    told = session.group.share([comm.size, count, way.transport(operation)])
+    ranks, count, transport = max(told, key=lambda entry: int(entry[0]))
+    # Blocks of equal size may be a little more than was asked for.
+    moved = count * session.dtype.itemsize
+    row = session.row(
+        case,
+        samples=samples,
+        payload=moved,
+        ranks=ranks,
+        sent=sent,
+        wrong=wrong,
+        transport=transport,
+        note=note,
+    )
+    return msgspec.structs.replace(row, nbytes=moved, count=count)
+
+
+def _count_wrong(session: Session, comm: Collectives, kind: Kind, arrays: Arrays) -> int:
+    """Return how many elements of this rank's result are wrong."""
+    got, dtype, op = arrays.result(), session.dtype, session.op
+    if kind is Kind.ALLGATHER:
+        part = len(got) // comm.size
+        return sum(
+            values.count_wrong(got[r * part : (r + 1) * part], values.block(r, dtype, op))
+            for r in range(comm.size)
+        )
+    start = comm.rank * len(got) if kind is Kind.REDUCE_SCATTER else 0
+    return values.count_wrong(got, values.expected(comm.size, dtype, op), start)
+
+
+def lanes(session: Session) -> str:
+    """Return what the channel says carries messages between this rank and another node. Local."""
+    comm = session.comm
+    assert comm.channel is not None
+    mine = comm.layout.node_of(comm.rank)
+    for peer in range(comm.size):
+        if comm.layout.node_of(peer) != mine and (found := comm.channel.transports(peer)):
+            return "+".join(dict.fromkeys(f"{name}/{device}" for name, device in found))
+    return comm.channel.name

@@ -1,0 +1,63 @@
+"""How the summaries find rows. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rdmakit.report.schema import Row
+
+__all__ = ["at_size", "best", "impossible", "of", "phases", "time_of"]
+
+
+def of(rows: Sequence[Row], layer: str, case: str, algorithm: str | None = None) -> list[Row]:
+    """Return the rows of a case, made by ``algorithm`` or by any."""
+    return [
+        row
+        for row in rows
+        if row.layer == layer and row.case == case and algorithm in (None, row.algorithm)
+    ]
+
+
+def at_size(rows: Sequence[Row]) -> dict[int, Row]:
+    """Return rows by their bytes; of several with one size the last."""
+    return {row.nbytes: row for row in rows}
+
+
+def best(rows: Sequence[Row]) -> Row | None:
+    """Return the row with the highest rate."""
+    rated = [row for row in rows if row.algbw_GBps]
+    return max(rated, key=lambda row: row.algbw_GBps or 0.0, default=None)
+
+
+def time_of(row: Row) -> float:
+    """Return the median in microseconds of a row that was made."""
+    assert row.time_us is not None
+    return row.time_us.median
+
+
+def phases(
+    rows: Sequence[Row], size: int, algorithm: str | None = None
+) -> tuple[float, float] | None:
+    """Return the microseconds of the node phases and of the rail phase, each measured alone.
+
+    Args:
+        rows: those that were made.
+        size: bytes of the whole all-reduce.
+        algorithm: of the node phases' rows; None: any.
+    """
+    rails = at_size(of(rows, "inter", "rail allreduce"))
+    if not rails:
+        return None
+    inside, ranks = 0.0, 1
+    for case in ("reduce_scatter", "allgather"):
+        found = of(rows, "intra", case, algorithm)
+        ranks = next((row.ranks for row in found), ranks)
+        row = at_size(found).get(size)
+        inside += time_of(row) if row is not None else 0.0
+    nearest = min(rails, key=lambda nbytes: abs(nbytes * ranks - size))
+    return inside, time_of(rails[nearest]) * (size / ranks) / nearest
+
+
+def impossible(share: float) -> str:
+    """Return a warning where a share of a limit cannot be: something was cached or disturbed."""
+    return " (above 100 %: cached, or the limit was disturbed)" if share > 105 else ""
