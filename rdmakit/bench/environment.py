@@ -21,7 +21,7 @@ from rdmakit.errors import SetupError
 
 __all__ = ["environment", "host_key"]
 
-_PREFIXES = ("RDMAKIT_", "UCX_", "OMPI_MCA_", "PRTE_MCA_", "MPIR_CVAR_", "FI_", "NCCL_")
+_PREFIXES = ("RDMAKIT_", "UCX_", "OMPI_MCA_", "PRTE_MCA_", "MPIR_CVAR_", "FI_", "NCCL_", "CUDA_")
 
 
 def host_key(config: Config, tree: HostTree | None = None) -> str:

@@ -95,12 +95,30 @@ def test_types_and_operations(dtype: str, op: str) -> None:
         (["-n", "0"], "-n 0: at least 1"),
         (["--frobnicate"], "No such option"),
         (["--ranks-per-node", "-1"], "0 or more"),
+        (["--gpu-map", "0,x"], "'x' is neither the number of a visible GPU nor a UUID"),
+        (["--gpu-map", "0", "--device", "cpu"], "--device cpu takes none"),
+        (["--device", "cpu", "-b", "128M"], "-b 128M is above -e 64M"),
+        (["--device", "cpu", "--algorithm", "nccl"], "--algorithm 'nccl': with host arrays"),
     ],
 )
 def test_bad_usage_is_told_once(family: str, options: list[str], says: str) -> None:
     result = bench(3, *options, python=python_of(family), timeout=30)
     assert result.rc == 2, result.out
     assert result.out.count(says) == 1, result.out
+    assert "Traceback" not in result.out
+    assert not result.left
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("options", [["--device", "gpu"], ["--gpu-map", "0,1"]])
+def test_gpus_that_cannot_be_used_are_told_once(family: str, options: list[str]) -> None:
+    from rdmakit.drivers import cuda
+
+    if not cuda.why_not():
+        pytest.skip("there is a GPU")
+    result = bench(3, *options, python=python_of(family), timeout=60)
+    assert result.rc == 2, result.out
+    assert result.out.count("rank 0 (and 2 more ranks): ") == 1, result.out
     assert "Traceback" not in result.out
     assert not result.left
 

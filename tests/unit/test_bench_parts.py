@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from pathlib import Path
 
 import msgspec
@@ -174,6 +175,18 @@ def test_budget_keeps_every_third_size_when_time_is_short() -> None:
     assert {4, 32, 256} <= set(made[-3:])
 
 
+def test_what_is_set_up_once_is_no_part_of_a_row() -> None:
+    now = [0.0]
+    budget = Budget(100.0, planned([8, 16]), clock=lambda: now[0])
+    budget.begin()
+    with budget.setting_up():
+        now[0] += 50.0
+    now[0] += 1.0
+    budget.end(made=True)
+    assert budget.estimate(8) == 1.0
+    assert budget.left() == 49.0
+
+
 def test_measure_agrees_between_ranks() -> None:
     def main(bootstrap):
         calls = []
@@ -226,6 +239,17 @@ def test_summary_names_the_limit() -> None:
     assert "MPI's time / ours: 1.50 at 1M" in text
     assert "0 wrong in 9 checked rows" in text
     assert summarize([]) == ["values: 0 wrong in 0 checked rows"]
+
+
+def test_every_field_of_a_row_is_documented() -> None:
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    table = readme.partition("| field of a row |")[2].partition("\n\n")[0]
+    fields = {
+        name
+        for line in table.splitlines()[2:]
+        for name in re.findall(r"`(\w+)`", line.split("|")[1])
+    }
+    assert fields == {field.name for field in msgspec.structs.fields(Row)}
 
 
 @pytest.mark.parametrize("suffix", [".json", ".jsonl", ".csv"])
