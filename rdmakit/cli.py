@@ -86,6 +86,12 @@ def cli() -> None:
     ),
 )
 @click.option(
+    "--gpu-direct",
+    metavar="WAY",
+    help="Messages of GPU memory by UCX on device pointers: on, off (through pinned host memory), "
+    "auto. [default: auto, or RDMAKIT_GPU_DIRECT]",
+)
+@click.option(
     "--ranks-per-node",
     type=int,
     metavar="K",
@@ -106,7 +112,9 @@ def cli() -> None:
 )
 @click.option("--output", metavar="FILE", help="Also write FILE: .json, .jsonl or .csv by name.")
 @click.option("--quiet", is_flag=True, help="Print the summary only.")
-def bench(ranks_per_node: int | None, timeout: float | None, **given: Any) -> int:
+def bench(
+    ranks_per_node: int | None, timeout: float | None, gpu_direct: str | None, **given: Any
+) -> int:
     """Measure memory, intra-node, inter-node and the whole all-reduce, each alone.
 
     Start it with mpirun: mpirun -n 16 rdmakit bench
@@ -117,6 +125,8 @@ def bench(ranks_per_node: int | None, timeout: float | None, **given: Any) -> in
         config = config.chosen(ranks_per_node=ranks_per_node)
     if timeout is not None:
         config = config.chosen(timeout=timeout)
+    if gpu_direct is not None:
+        config = config.chosen(gpu_direct=gpu_direct.lower())
     from rdmakit.bench.command import run_bench
 
     return run_bench(options, config)

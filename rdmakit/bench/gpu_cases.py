@@ -154,6 +154,8 @@ def gpu_inter(session: Session) -> Iterator[Case]:
         return
     yield from pair_cases(session, StagedMemory, "host-staged")
     reason = session.agreed(why_not_direct(comm.channel))
+    if comm.config.gpu_direct == "off":
+        reason = "gpu_direct=off"
     if reason:
         yield nothing("inter", "pair latency", reason, "gpu-direct")
     else:

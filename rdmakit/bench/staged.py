@@ -1,9 +1,8 @@
-"""GPU memory sent through pinned host memory, piece by piece: what is left without GPUDirect.
+"""GPU memory handed to a peer of the node through pinned host memory: what is left without P2P.
 
 An *out* copies pieces from the GPU into slots and hands each over when it has arrived; an *in*
-takes slots and copies them to the GPU. What carries a slot to the peer is a :class:`Carrier`:
-messages between nodes, or memory that both ranks of a node address. Nothing blocks; ``poll`` moves
-on what can move. Pieces go in order, so that the two ends, which are given the same transfers in
+takes slots and copies them to the GPU. A :class:`Carrier` tells the peer of a slot: by memory that
+both ranks address. Nothing blocks; ``poll`` moves on what can move. Pieces go in order, so that the two ends, which are given the same transfers in
 the same order, agree in what a slot holds.
 """
 

@@ -1,4 +1,4 @@
-"""GPU memory through pinned slots: order, reuse of slots, both carriers, any sizes."""
+"""GPU memory through pinned slots: order, reuse of slots, any sizes."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rdmakit.bench import staged
-from rdmakit.bench.staged import In, Messages, Out, SharedSlots
-from rdmakit.memory import MemoryBootstrap, MemoryChannel, MemoryWindow, run_threads
+from rdmakit.bench.staged import In, Out, SharedSlots
+from rdmakit.memory import MemoryBootstrap, MemoryWindow, run_threads
 from tests.unit.fake_bench import BenchDoor
 
 Sizes = list[int]
@@ -59,15 +59,6 @@ def transfer(sizes: Sizes, carriers: Callable[[MemoryBootstrap, BenchDoor], Any]
             getattr(part, "close", lambda: None)()
 
     run_threads(2, main)
-
-
-@settings(max_examples=25, deadline=None)
-@given(sizes=SIZES)
-def test_by_messages(sizes: Sizes) -> None:
-    def carriers(boot: MemoryBootstrap, door: BenchDoor) -> Messages:
-        return Messages(door, MemoryChannel.create(boot), 1 - boot.rank)
-
-    transfer(sizes, carriers)
 
 
 @settings(max_examples=25, deadline=None)
