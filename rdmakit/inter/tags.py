@@ -3,6 +3,8 @@
 UCX matches messages for the whole worker, so the source must be in the tag. Sequence numbers
 come round again after 1024 collectives of one communicator; since a rank starts a collective
 only after it finished the one before, messages of two that far apart never meet.
+
+Messages between two ranks alone have the user's tag in the place of sequence and message.
 """
 
 from __future__ import annotations
@@ -13,11 +15,14 @@ from rdmakit.errors import InvalidArgument
 
 __all__ = [
     "COMMUNICATORS",
+    "KIND_MASK",
     "MESSAGES",
     "SEQUENCES",
     "SOURCES",
+    "USER_TAGS",
     "TagKind",
     "pack",
+    "source_of",
     "unpack",
     "with_source",
 ]
@@ -27,6 +32,11 @@ MESSAGES = 1 << _MESSAGE
 SEQUENCES = 1 << _SEQUENCE
 SOURCES = 1 << _SOURCE
 COMMUNICATORS = 1 << _COMMUNICATOR
+USER_TAGS = 1 << (_SEQUENCE + _MESSAGE)
+"""Tags that fit a message between two ranks."""
+_KINDS = (1 << _KIND) - 1
+KIND_MASK = (COMMUNICATORS - 1 << (_SOURCE + _KIND) | _KINDS) << (_SEQUENCE + _MESSAGE)
+"""The bits of communicator and kind."""
 
 
 class TagKind(enum.IntEnum):
@@ -62,6 +72,11 @@ def with_source(tag: int, source: int) -> int:
     if not 0 <= source < SOURCES:
         raise InvalidArgument(f"tag field source={source} is not in 0..{SOURCES - 1}")
     return tag | source << (_KIND + _SEQUENCE + _MESSAGE)
+
+
+def source_of(tag: int) -> int:
+    """Return the job rank that sent ``tag``."""
+    return tag >> (_KIND + _SEQUENCE + _MESSAGE) & SOURCES - 1
 
 
 def unpack(tag: int) -> tuple[int, int, TagKind, int, int]:
