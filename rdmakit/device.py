@@ -215,6 +215,11 @@ class DeviceGroup:
         self._node: DeviceNode | None = None
         self._staging: Staging | None = None
 
+    @property
+    def begun(self) -> bool:
+        """Whether the way was chosen: later calls need no words between the ranks."""
+        return self._ready
+
     def check(self, send: Buffer, recv: Buffer) -> None:
         """See that this rank's GPU can serve the arrays. Local; raises as DeviceSide.check."""
         self._side.check("recvbuf", recv)
@@ -257,6 +262,40 @@ class DeviceGroup:
             self._staging.run(kind, send, recv, op, root, stream, whole, rail)
         elif send.address != recv.address:  # alone
             side.gpu.door.copy_async(recv.address, send.address, recv.nbytes, number)
+
+    def start(
+        self, kind: Kind, send: Buffer, recv: Buffer, op: ReduceOp, root: int, stream: Any
+    ) -> Callable[[], bool]:
+        """Do it without waiting on the host. Collective.
+
+        Returns:
+            A test, true once when the stream has passed it, that raises what went wrong.
+
+        Raises:
+            UnsupportedError: it goes through host memory, where the host has to wait.
+        """
+        side = self._side
+        stream = stream_of(stream, side.gpu.door)
+        if not self._ready:
+            self._begin(stream.ptr)
+        if self._staging is not None:
+            raise UnsupportedError(
+                "GPU arrays go through host memory in this group, where the host has to wait for "
+                "the messages: calls that do not block are served inside a node only (see notes)"
+            )
+        self.run(kind, send, recv, op, root, stream, _no_host, None)
+        event, node = side.gpu.door.Event(), self._node
+        event.record(stream.ptr)
+
+        def passed() -> bool:
+            if not event.done():
+                return False
+            event.close()
+            if node is not None:
+                node.check()
+            return True
+
+        return passed
 
     def _begin(self, number: int) -> None:
         """Choose the way. Collective, blocking."""
@@ -330,6 +369,10 @@ class DeviceGroup:
         polls = (side.waiter.progress,)
         side.waiter.until(event.done, polls, lambda: "waiting for the GPU")
         event.close()
+
+
+def _no_host(*_: object) -> None:
+    raise RdmaKitError("a collective of one node's GPUs has no part on the host")
 
 
 def _free(door: Any, address: int) -> None:

@@ -101,6 +101,10 @@ class Mail(Protocol):
         """Take the next message that has come, if any; those of one source in their order."""
         ...
 
+    def abandon(self, requests: Sequence[Request], keep: Sequence[object]) -> None:
+        """Give up ``requests`` after an error; ``keep`` (their memory) must outlive them."""
+        ...
+
 
 class Channel(Protocol):
     """Messages between ranks of the job, matched by (source, tag) in the order of posting."""

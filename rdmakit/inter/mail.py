@@ -39,3 +39,7 @@ class ChannelMail:
         if found is None:
             return None
         return replace(found, source=self._ranks[found.source], tag=found.tag % USER_TAGS)
+
+    def abandon(self, requests: Sequence[Request], keep: Sequence[object]) -> None:
+        """As the channel's."""
+        self._channel.abandon(requests, keep)

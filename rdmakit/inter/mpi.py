@@ -90,6 +90,10 @@ class MpiMail:
 
         return Arrived(source, status.Get_tag(), status.Get_elements(mpi.BYTE), receive)
 
+    def abandon(self, requests: Sequence[Request], keep: Sequence[object]) -> None:
+        """Keep requests and memory until the process ends."""
+        _QUARANTINE.extend((requests, keep))
+
 
 class MpiChannel:
     """See :class:`rdmakit.protocols.Channel`. Make it with :meth:`create`."""

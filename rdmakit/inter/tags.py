@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import enum
 
-from rdmakit.errors import InvalidArgument
+from rdmakit.errors import InvalidArgument, UnsupportedError
+from rdmakit.protocols import Bootstrap
 
 __all__ = [
     "COMMUNICATORS",
@@ -20,6 +21,7 @@ __all__ = [
     "SEQUENCES",
     "SOURCES",
     "USER_TAGS",
+    "Numbers",
     "TagKind",
     "pack",
     "source_of",
@@ -88,3 +90,42 @@ def unpack(tag: int) -> tuple[int, int, TagKind, int, int]:
     kind = TagKind(tag % (1 << _KIND))
     tag >>= _KIND
     return tag >> _SOURCE, tag % SOURCES, kind, sequence, message
+
+
+class Numbers:
+    """Which numbers of communicators are in use on this rank of a job.
+
+    Each communicator has two, an even one and, for its rail, the next. The first is taken, and
+    the last is the channel's own. Numbers are used again as late as can be.
+    """
+
+    _PAIRS = COMMUNICATORS // 2 - 1
+    _BYTES = COMMUNICATORS // 16
+
+    def __init__(self) -> None:
+        self._taken, self._last = 1, 0
+
+    def agree(self, bootstrap: Bootstrap) -> int:
+        """Take a number that is free on all ranks of ``bootstrap``. Collective, blocking.
+
+        Raises:
+            UnsupportedError: on every rank: there is none.
+        """
+        mine = self._taken.to_bytes(self._BYTES, "little") + self._last.to_bytes(2, "little")
+        taken, last = 0, 0
+        for told in bootstrap.allgather(mine):
+            taken |= int.from_bytes(told[: self._BYTES], "little")
+            last = max(last, int.from_bytes(told[self._BYTES :], "little"))
+        for step in range(self._PAIRS):
+            pair = (last + 1 + step) % self._PAIRS
+            if not taken >> pair & 1:
+                self._taken |= 1 << pair
+                self._last = pair
+                return 2 * pair
+        raise UnsupportedError(
+            f"all {self._PAIRS} communicators that can share a channel are in use: close some"
+        )
+
+    def give_back(self, number: int) -> None:
+        """Let a number be used again. Local; after the communicator was closed."""
+        self._taken &= ~(1 << number // 2)
