@@ -18,7 +18,7 @@ import numpy as np
 from rdmakit.errors import SetupError
 from rdmakit.process.launcher import check_before_mpi, check_world
 
-__all__ = ["MpiBootstrap", "load_mpi"]
+__all__ = ["MpiBootstrap", "load_mpi", "may_be_threaded"]
 
 _checked = False
 _NAP_AFTER, _NAP = 0.02, 1e-4
@@ -42,6 +42,12 @@ def load_mpi() -> ModuleType:
         check_world(launcher, MPI.COMM_WORLD.Get_size())
         _checked = True
     return MPI
+
+
+def may_be_threaded() -> bool:
+    """Return whether several threads may call MPI at once. Local, after ``load_mpi``."""
+    mpi = load_mpi()
+    return bool(mpi.Query_thread() >= mpi.THREAD_MULTIPLE)
 
 
 class MpiBootstrap:

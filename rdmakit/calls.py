@@ -26,7 +26,7 @@ from rdmakit.plan.steps import Space
 from rdmakit.process.phase import current
 from rdmakit.protocols import Bootstrap, Channel, Window
 from rdmakit.reduction import no_reduce, reducer
-from rdmakit.request import Request
+from rdmakit.request import Request, check_timeout
 from rdmakit.staging import HostCall
 from rdmakit.waiting import Waiter
 
@@ -89,8 +89,7 @@ class Calls(Group):
             raise
         usual = self._waiter.timeout
         if timeout is not None:
-            if not timeout > 0:
-                raise InvalidArgument(f"timeout {timeout}: seconds, more than 0")
+            check_timeout(timeout)
             self._waiter.timeout = timeout
         try:
             self._take_turn()
@@ -175,6 +174,7 @@ class Calls(Group):
             self.window,
             self.channel,
             self._waiter,
+            self._engine,
             reducer(recv.dtype, op) if kind in _REDUCES else no_reduce,
             f"{self.label}{kind.value}/{algorithm} {format_size(recv.nbytes)}",
         )
@@ -184,23 +184,21 @@ class Calls(Group):
         return bound
 
     def _run(self, bound: Bound, keep: tuple[object, ...]) -> None:
-        family, engine = self._state, self._engine
-        engine.enter()
+        family = self._state
+        if family.works or family.taken or family.failure:
+            self._take_turn()
+        sequence = self._sequence
+        self._sequence = sequence + 1
+        family.taken = True
+        before = current.enter(bound.label)
         try:
-            if family.works or family.taken or family.failure:
-                self._take_turn()
-            family.taken = True
-            before = current.enter(bound.label)
-            try:
-                bound.run(self._next_tag(), keep)
-            except BaseException as exc:
-                self._fail(exc)
-                raise
-            finally:
-                current.restore(before)
-                family.taken = False
+            bound.run(self._first_tag + sequence % SEQUENCES * MESSAGES, keep)
+        except BaseException as exc:
+            self._fail(exc)
+            raise
         finally:
-            engine.leave()
+            current.restore(before)
+            family.taken = False
 
     def _next_tag(self) -> int:
         """Return what keeps the next operation apart; called in the order of the operations."""
@@ -245,14 +243,14 @@ class Calls(Group):
         call, failed = mpi_call(self._mpi, kind, send, recv, op, root)
         name = f"{self.label}{kind.value}/mpi {format_size(recv.nbytes)}"
         enter, restore, timeout = current.enter, current.restore, self._waiter.timeout
-        family, channel, active = self._state, self.channel, self._engine.active
+        family, channel, threaded = self._state, self.channel, self._engine.threaded
 
         def run(keep: object = keep) -> None:
-            if family.failure:
-                self._check_usable()
-            if active:  # others need this rank meanwhile: it must not block inside MPI
+            if family.works or family.taken or family.failure:
+                self._take_turn()
+            if not threaded:  # on no rank: nobody moves other things while MPI blocks
                 start = self._start_mpi(kind, send, recv, op, root)
-                self._submit(name, keep, start).Wait(timeout=timeout)
+                self._submit(name, keep, start, background=False).Wait(timeout=timeout)
                 return
             before = None if current.watched else enter(name, (), 0, timeout)
             try:
@@ -333,10 +331,16 @@ class Calls(Group):
 
         return start
 
-    def _submit(self, label: str, keep: object, *steps: Callable[[], Run | None]) -> Request:
+    def _submit(
+        self,
+        label: str,
+        keep: object,
+        *steps: Callable[[], Run | None],
+        background: bool = True,
+    ) -> Request:
         self._check_usable()
         request = Request(self._state, self._waiter, label, keep)
-        self._state.submit(Work(request, *steps))
+        self._state.submit(Work(request, *steps), background=background)
         return request
 
     def _later_on_device(

@@ -17,7 +17,6 @@ from rdmakit.operation import Operation
 from rdmakit.plan.planner import algorithms
 from rdmakit.plan.shape import Kind
 from rdmakit.plan.steps import Program
-from rdmakit.process.phase import current
 from rdmakit.request import Request
 
 __all__ = ["IN_PLACE", "Collectives", "Operation"]
@@ -123,14 +122,8 @@ class Collectives(Calls):
         """Return when all ranks have called. Collective, blocking."""
         self._take_turn()
         self._agreement.agree("barrier")
-        if self._engine.active:  # others need this rank meanwhile
-            self._submit(f"{self.label}barrier", None, self._start_barrier).Wait()
-            return
-        before = current.enter(f"{self.label}barrier", timeout=self._waiter.timeout)
-        try:
-            self._bootstrap.barrier()
-        finally:
-            current.restore(before)
+        label = f"{self.label}barrier"
+        self._submit(label, None, self._start_barrier, background=False).Wait()
 
     # -- calls that return at once ------------------------------------------------------------
     #

@@ -18,7 +18,7 @@ from typing import Any, cast
 import msgspec
 
 from rdmakit import exits
-from rdmakit.bootstrap import MpiBootstrap, load_mpi
+from rdmakit.bootstrap import MpiBootstrap, load_mpi, may_be_threaded
 from rdmakit.collectives import Collectives
 from rdmakit.config import Config
 from rdmakit.device import DeviceGroup, DeviceSide, Gpu
@@ -121,8 +121,7 @@ class Communicator(Collectives, PointToPoint):
             channel, note = make_channel(bootstrap, config, others, waiter, virtual=nodes.virtual)
             notes += [note] if note else []
         engine = process_engine()
-        mpi = load_mpi()
-        if mpi.Query_thread() < mpi.THREAD_MULTIPLE:
+        if b"0" in bootstrap.allgather(b"%d" % may_be_threaded()):
             engine.threaded = False
             notes.append(
                 "MPI was started without MPI_THREAD_MULTIPLE: calls that do not block move on "

@@ -14,6 +14,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
+from threading import get_ident
 from typing import Protocol
 
 from rdmakit.waiting import Waiter, rest
@@ -85,7 +86,10 @@ class Engine:
         self._renew()
 
     def _renew(self) -> None:
-        self._lock, self._owner, self._depth, self._wanted = threading.Lock(), 0, 0, 0
+        lock = threading.Lock()
+        self._acquire, self._release = lock.acquire, lock.release
+        self._owner, self._depth, self._wanted = 0, 0, 0
+        self._waits = 0
         self._thread: threading.Thread | None = None
         self._wake, self._parked, self._stopping = threading.Event(), False, False
 
@@ -93,14 +97,14 @@ class Engine:
 
     def enter(self) -> None:
         """Take the lock; a thread may take it again."""
-        me = threading.get_ident()
+        me = get_ident()
         if self._owner == me:
             self._depth += 1
             return
-        if not self._lock.acquire(False):
+        if not self._acquire(False):
             self._wanted += 1
             try:
-                self._lock.acquire()
+                self._acquire()
             finally:
                 self._wanted -= 1
         self._owner = me
@@ -111,7 +115,7 @@ class Engine:
             self._depth -= 1
         else:
             self._owner = 0
-            self._lock.release()
+            self._release()
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
@@ -127,16 +131,18 @@ class Engine:
 
         What a :class:`Waiter` does between polls.
         """
-        if self._owner != threading.get_ident():
+        if self._owner != get_ident():
             rest(seconds)
+            if self.active:
+                self.poke()
             return
         depth, self._depth, self._owner = self._depth, 0, 0
-        self._lock.release()
+        self._release()
         try:
             rest(seconds)
         finally:
-            self._lock.acquire()
-            self._owner, self._depth = threading.get_ident(), depth
+            self._acquire()
+            self._owner, self._depth = get_ident(), depth
         if self.active:
             self.step()
 
@@ -199,6 +205,7 @@ class Engine:
             PeerLost: the transport reports a dead peer.
         """
         self.enter()
+        self._waits += 1  # the thread keeps out of the way
         try:
             seen = moves()
             waiter.start(timeout)
@@ -212,6 +219,7 @@ class Engine:
                 else:
                     waiter.idle(describe)
         finally:
+            self._waits -= 1
             self.leave()
 
     # -- channels and users -------------------------------------------------------------------
@@ -263,16 +271,16 @@ class Engine:
                 self._wake.clear()
                 nap, looked = _LEAST_NAP, time.monotonic()
                 continue
-            if self._wanted or not self._lock.acquire(False):
+            if self._wanted or self._waits or not self._acquire(False):
                 time.sleep(nap)  # somebody else moves things
                 nap = min(nap * _GROWTH, _MOST_NAP)
                 continue
-            self._owner = threading.get_ident()
+            self._owner = get_ident()
             try:
                 moved = self._step_and_look(looked)
             finally:
                 self._owner = 0
-                self._lock.release()
+                self._release()
             if time.monotonic() - looked > _LOOK_EVERY:
                 looked = time.monotonic()
             if moved:

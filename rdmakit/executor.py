@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -41,6 +41,25 @@ class Places:
     job: Sequence[int]
 
 
+def _nothing(*_: Any) -> Any:
+    """Stand where a program has no messages."""
+
+
+_NO_CHANNEL: tuple[Callable[..., Any], ...] = (_nothing, _nothing, _nothing)
+
+
+class Guard(Protocol):
+    """A lock."""
+
+    def enter(self) -> None:
+        """Take it."""
+        ...
+
+    def leave(self) -> None:
+        """Give it back."""
+        ...
+
+
 class Bound:
     """A program tied to memory. Local to make; running it is collective."""
 
@@ -53,6 +72,7 @@ class Bound:
         window: Window | None,
         channel: Channel | None,
         waiter: Waiter,
+        guard: Guard,
         reduce: Reducer,
         label: str,
     ) -> None:
@@ -66,11 +86,12 @@ class Bound:
             window: needed if the program has window steps.
             channel: needed if it has messages.
             waiter: deadline and yielding.
+            guard: held while ``run`` uses the channel.
             reduce: what a Reduce step calls.
             label: names the operation in errors.
         """
         self.program, self._window, self._channel, self._waiter = program, window, channel, waiter
-        self._places, self.label = places, label
+        self._places, self.label, self._guard = places, label, guard
         self._scratch = np.empty(program.scratch, dtype)
         spaces = {space: array_at(*where, dtype) for space, where in addresses.items()}
         spaces[Space.SCRATCH] = self._scratch
@@ -116,7 +137,7 @@ class Bound:
 
         The next run, or ``run``, may begin once it is complete. Arguments as of ``run``.
         """
-        return BoundRun(self, tag, keep, _BURST)
+        return BoundRun(self, tag, keep)
 
     def _compile(self, step: object, view: Callable[[Ref], Array]) -> _Op:
         match step:
@@ -186,20 +207,29 @@ class Bound:
         window.base = base + self.program.span
 
     def _run_messages(self, tag: int, keep: Sequence[object] = ()) -> None:
-        channel, waiter = self._channel, self._waiter
+        channel, waiter, guard = self._channel, self._waiter, self._guard
         assert channel is not None
-        run = BoundRun(self, tag, keep, sys.maxsize)
-        flow, waits_for = run.flow, run.waits_for
-        waiter.start()
+        requests: list[tuple[Request, int]] = []
+        flags: list[int] = []
+        waits_for = partial(self._blocked, requests, flags)
+        guard.enter()
         try:
-            for moved in flow:
-                if moved:
-                    waiter.start()
-                waiter.idle(waits_for)
-            settle(channel.flush, channel.progress)
-        except BaseException:
-            run.abandon()
-            raise
+            flow = self._flow(tag, keep, requests, flags, sys.maxsize)
+            waiter.start()
+            try:
+                for moved in flow:
+                    if moved:
+                        waiter.start()
+                    waiter.idle(waits_for)
+                settle(channel.flush, channel.progress)
+            except BaseException:
+                flow.close()
+                raise
+        finally:
+            guard.leave()
+
+    def _blocked(self, requests: Sequence[tuple[Request, int]], flags: Sequence[int]) -> str:
+        return self._waits_for(*sorted([*(index for _, index in requests), *flags]))
 
     def _flow(
         self,
@@ -216,6 +246,9 @@ class Bound:
         """
         window, channel, reduce = self._window, self._channel, self._reduce
         base = window.base if window is not None else 0
+        send, recv, progress = (
+            (channel.send, channel.recv, channel.progress) if channel is not None else _NO_CHANNEL
+        )
         ops, waiters = self._ops, self._waiters
         left, ready = self._left.copy(), self._first.copy()
         remaining, moved, calls = len(ops), False, burst
@@ -225,10 +258,8 @@ class Bound:
                 if ready:
                     index = heapq.heappop(ready)
                     code, a, b, c = ops[index]
-                    if code in (_SEND, _RECV):
-                        assert channel is not None
-                        start = channel.send if code == _SEND else channel.recv
-                        requests.append((start(a, b, tag + c), index))
+                    if code >= _SEND:
+                        requests.append(((send if code == _SEND else recv)(a, b, tag + c), index))
                     elif code == _AWAIT:
                         flags.append(index)
                     else:
@@ -243,8 +274,7 @@ class Bound:
                         calls -= 1
                     if ready and not finished:
                         continue  # start all that can start before looking at any
-                if channel is not None:
-                    channel.progress()
+                progress()
                 if requests:
                     still = []
                     for entry in requests:
@@ -284,26 +314,25 @@ class Bound:
 class BoundRun:
     """A program under way; see :class:`rdmakit.family.Run`."""
 
-    __slots__ = ("_bound", "_flags", "_requests", "flow", "moved")
+    __slots__ = ("_bound", "_flags", "_flow", "_requests", "moved")
 
-    def __init__(self, bound: Bound, tag: int, keep: Sequence[object], burst: int) -> None:
+    def __init__(self, bound: Bound, tag: int, keep: Sequence[object]) -> None:
         self._bound = bound
         self._requests: list[tuple[Request, int]] = []
         self._flags: list[int] = []
-        self.flow = bound._flow(tag, keep, self._requests, self._flags, burst)
+        self._flow = bound._flow(tag, keep, self._requests, self._flags, _BURST)
         self.moved = False
 
     def advance(self) -> bool:
         """Do a little of what can be done without waiting; return whether it is complete."""
-        moved = next(self.flow, None)
+        moved = next(self._flow, None)
         self.moved = moved is None or moved
         return moved is None
 
     def waits_for(self) -> str:
         """Return whom it waits for."""
-        indices = [*(index for _, index in self._requests), *self._flags]
-        return self._bound._waits_for(*sorted(indices))
+        return self._bound._blocked(self._requests, self._flags)
 
     def abandon(self) -> None:
         """Give up its messages."""
-        self.flow.close()
+        self._flow.close()

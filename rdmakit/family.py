@@ -16,6 +16,7 @@ from rdmakit.engine import Engine, Pending
 from rdmakit.errors import CommunicatorClosed, PeerLost, TransportError
 from rdmakit.mailbox import Mailbox
 from rdmakit.protocols import Channel
+from rdmakit.waiting import settle
 
 __all__ = ["Family", "Poll", "Run", "Work"]
 
@@ -197,19 +198,31 @@ class Family:
 
     # -- calls --------------------------------------------------------------------------------
 
-    def submit(self, work: Work) -> None:
-        """Put a collective behind those that were called before, and begin what can be."""
+    def submit(self, work: Work, *, background: bool = True) -> None:
+        """Put a collective behind those that were called before, and begin what can be.
+
+        ``background``: it moves on while nobody waits.
+        """
         engine = self.engine
         with engine.held():
             self.works.append(work)
-            engine.add(self, background=True)
+            engine.add(self, background=background)
             if len(self.works) == 1:
                 self.advance()
 
     def stir(self, *, background: bool) -> None:
         """Let the mailbox be moved, where it has something. With the lock held."""
-        if self.mailbox is not None and self.mailbox.busy:
+        if background and self._channel is not None:
+            self._flush_until = time.monotonic() + _FLUSH_SECONDS
+        if self.busy:
             self.engine.add(self, background=background)
+
+    def settle(self) -> None:
+        """Give bytes that the channel still holds a moment to leave. Local."""
+        channel = self._channel
+        if channel is not None and not self.failure:
+            with self.engine.held():
+                settle(channel.flush, channel.progress)
 
     def pending(self) -> list[Pending]:
         """Return what is not complete."""

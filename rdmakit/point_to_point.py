@@ -11,9 +11,10 @@ from rdmakit.datatypes import MemoryKind
 from rdmakit.errors import InvalidArgument, TransportError, UnsupportedError
 from rdmakit.group import Group
 from rdmakit.mailbox import ANY, Mailbox
+from rdmakit.operation import Persistent
 from rdmakit.process.phase import current
 from rdmakit.protocols import Arrived
-from rdmakit.request import ANY_SOURCE, ANY_TAG, PROC_NULL, Request, Special, fill
+from rdmakit.request import ANY_SOURCE, ANY_TAG, PROC_NULL, Request, Special, check_timeout, fill
 
 __all__ = ["TAG_UB", "PointToPoint"]
 
@@ -45,7 +46,9 @@ class PointToPoint(Group):
 
     def Send(self, buf: object, dest: Any, tag: int = 0, *, timeout: float | None = None) -> None:
         """Send ``buf`` to rank ``dest``. Returns when ``buf`` may be changed."""
+        check_timeout(timeout)
         self._send(buf, dest, tag, background=False).Wait(timeout=timeout)
+        self._state.settle()
 
     def Recv(
         self,
@@ -68,6 +71,7 @@ class PointToPoint(Group):
         Raises:
             MessageTruncated: the message is longer, and lost.
         """
+        check_timeout(timeout)
         self._receive(buf, source, tag, background=False).Wait(status, timeout=timeout)
 
     def Sendrecv(
@@ -83,6 +87,7 @@ class PointToPoint(Group):
         timeout: float | None = None,
     ) -> None:
         """Send and receive at once; the two must not overlap. Blocking."""
+        check_timeout(timeout)
         receive = self._receive(recvbuf, source, recvtag, background=False)
         self._send_and_wait(receive, sendbuf, dest, sendtag, status, timeout)
 
@@ -98,6 +103,7 @@ class PointToPoint(Group):
         timeout: float | None = None,
     ) -> None:
         """Send ``buf`` and receive into it. Blocking; holds a copy meanwhile."""
+        check_timeout(timeout)
         what = self._message(buf, "buf", writable=True)
         copy = bytes_at(what.address, what.nbytes).copy()
         receive = self._receive(buf, source, recvtag, background=False)
@@ -117,8 +123,9 @@ class PointToPoint(Group):
         except (InvalidArgument, UnsupportedError):
             receive.Cancel()
             raise
-        receive.Wait(status, timeout=timeout)
         send.Wait(timeout=timeout)
+        receive.Wait(status, timeout=timeout)
+        self._state.settle()
 
     def Probe(
         self,
@@ -129,6 +136,7 @@ class PointToPoint(Group):
         timeout: float | None = None,
     ) -> bool:
         """Wait until a message can be received, and tell of it; it stays to be received."""
+        check_timeout(timeout)
         found: list[Arrived] = []
         wanted = self._wanted(source, tag)
         if wanted is None:
@@ -180,15 +188,29 @@ class PointToPoint(Group):
         fill(status, found[0].source, found[0].tag, found[0].nbytes)
         return True
 
+    def Send_init(self, buf: object, dest: Any, tag: int = 0) -> Persistent:
+        """Return a send that can be started any number of times. Local."""
+        self._check_send(buf, dest, tag)
+        return Persistent(lambda: self.Isend(buf, dest, tag))
+
+    def Recv_init(self, buf: object, source: Any = ANY_SOURCE, tag: Any = ANY_TAG) -> Persistent:
+        """Return a receive that can be started any number of times. Local."""
+        self._message(buf, "buf", writable=True)
+        self._wanted(source, tag)
+        return Persistent(lambda: self.Irecv(buf, source, tag))
+
     # -- how they are done --------------------------------------------------------------------
 
-    def _send(self, buf: object, dest: Any, tag: int, *, background: bool) -> Request:
+    def _check_send(self, buf: object, dest: Any, tag: Any) -> tuple[Buffer, int | None, int]:
         self._check_usable()
         what = self._message(buf, "buf", writable=False)
-        tag = self._tag(tag)
-        if PROC_NULL.means(dest):
+        number = self._tag(tag)
+        return what, None if PROC_NULL.means(dest) else self._peer("dest", dest), number
+
+    def _send(self, buf: object, dest: Any, tag: int, *, background: bool) -> Request:
+        what, peer, tag = self._check_send(buf, dest, tag)
+        if peer is None:
             return self._nothing("send to nobody", "send")
-        peer = self._peer("dest", dest)
         request = Request(
             self._state,
             self._waiter,

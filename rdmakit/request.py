@@ -14,11 +14,21 @@ from rdmakit.mailbox import ANY, Transfer
 from rdmakit.process.phase import current
 from rdmakit.waiting import Waiter
 
-__all__ = ["ANY_SOURCE", "ANY_TAG", "PROC_NULL", "UNDEFINED", "Request", "Special", "Status"]
+__all__ = [
+    "ANY_SOURCE",
+    "ANY_TAG",
+    "PROC_NULL",
+    "UNDEFINED",
+    "Request",
+    "Special",
+    "Status",
+    "check_timeout",
+    "fill",
+]
 
 UNDEFINED = -32766
 """No index, no count, no color. The value of both MPI families."""
-_SLOWEST = 1e7
+_SLOWEST = 10_000_000
 """Bytes per second that a message makes at least; its deadline is later by so much."""
 
 
@@ -137,7 +147,7 @@ class Request(Transfer):
         """Made by the calls of a communicator."""
         super().__init__(label, keep)
         self._family, self._waiter, self._kind = family, waiter, kind
-        self._slack = nbytes / _SLOWEST
+        self._slack = nbytes // _SLOWEST
         self._null = False
         self.null_source: Special | None = None
         """PROC_NULL where that was the other side."""
@@ -149,11 +159,15 @@ class Request(Transfer):
             Exception: what went wrong with it.
         """
         if not self.done:
-            self._family.engine.poke()
+            self.poke()
             if not self.done:
                 return False
         self._finish(status)
         return True
+
+    def poke(self) -> None:
+        """Move things along. Local, does not block."""
+        self._family.engine.poke()
 
     def Wait(self, status: Any = None, *, timeout: float | None = None) -> Literal[True]:
         """Return when it is complete. Blocking.
@@ -173,10 +187,9 @@ class Request(Transfer):
         return True
 
     def _wait(self, timeout: float | None) -> None:
-        if timeout is not None and not timeout > 0:
-            raise InvalidArgument(f"timeout {timeout}: seconds, more than 0")
+        check_timeout(timeout)
         family = self._family
-        limit = (timeout or self._waiter.timeout) + self._slack
+        limit = timeout or self._waiter.timeout + self._slack
 
         def moves() -> object:
             return _moves_of(family) if self._kind == "collective" else self.moves
@@ -302,6 +315,16 @@ class Request(Transfer):
         return _some(requests, statuses)
 
 
+def check_timeout(timeout: float | None) -> None:
+    """Refuse what is no time.
+
+    Raises:
+        InvalidArgument: not more than 0.
+    """
+    if timeout is not None and not timeout > 0:
+        raise InvalidArgument(f"timeout {timeout}: seconds, more than 0")
+
+
 def _moves_of(family: Family) -> object:
     work = family.works[0] if family.works else None
     return work and (work, work.pending.moves)
@@ -329,6 +352,7 @@ def _status(statuses: list[Any] | None, index: int) -> Any:
 
 def _wait_for_one(requests: Sequence[Request], timeout: float | None) -> None:
     """Wait until one is complete; at the deadline all are given up."""
+    check_timeout(timeout)
     if any(request.done for request in requests):
         return
     first, others = requests[0], requests[1:]

@@ -235,7 +235,8 @@ class UcxChannel:
         found = worker.tag_probe(self._tag(tag), self._mask(mask), True)
         if not found.matched:
             return None
-        source = source_of(found.sender_tag)
+        whole: int = found.sender_tag.value
+        source = source_of(whole)
 
         def receive(data: Bytes) -> Request:
             if source not in self._endpoints:
@@ -243,8 +244,7 @@ class UcxChannel:
             request = worker.tag_recv_with_handle(self._array(data), found)
             return _UcxRequest(request, f"receive from rank {source}")
 
-        whole = found.sender_tag & ~with_source(0, SOURCES - 1)
-        return Arrived(source, whole, found.length, receive)
+        return Arrived(source, whole & ~with_source(0, SOURCES - 1), found.length, receive)
 
     def progress(self) -> None:
         """Move messages along."""
