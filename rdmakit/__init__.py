@@ -14,6 +14,7 @@ from rdmakit.errors import (
     ConnectError,
     CudaError,
     InvalidArgument,
+    MessageTruncated,
     PeerLost,
     RdmaKitError,
     SetupError,
@@ -25,15 +26,25 @@ from rdmakit.errors import (
 
 if TYPE_CHECKING:
     from rdmakit.arguments import IN_PLACE
-    from rdmakit.communicator import Communicator
+    from rdmakit.communicator import Communicator, init
     from rdmakit.config import Config
     from rdmakit.datatypes import MAX, MIN, PROD, SUM, ReduceOp
     from rdmakit.operation import Operation
     from rdmakit.plan.shape import Kind
+    from rdmakit.point_to_point import TAG_UB
+    from rdmakit.request import ANY_SOURCE, ANY_TAG, PROC_NULL, UNDEFINED, Request, Status
 
 __version__ = "0.1.0"
 
 _HOMES = {
+    "ANY_SOURCE": "rdmakit.request",
+    "ANY_TAG": "rdmakit.request",
+    "PROC_NULL": "rdmakit.request",
+    "TAG_UB": "rdmakit.point_to_point",
+    "UNDEFINED": "rdmakit.request",
+    "Request": "rdmakit.request",
+    "Status": "rdmakit.request",
+    "init": "rdmakit.communicator",
     "IN_PLACE": "rdmakit.arguments",
     "Operation": "rdmakit.operation",
     "Communicator": "rdmakit.communicator",
@@ -47,11 +58,16 @@ _HOMES = {
 }
 
 __all__ = [
+    "ANY_SOURCE",
+    "ANY_TAG",
     "IN_PLACE",
     "MAX",
     "MIN",
+    "PROC_NULL",
     "PROD",
     "SUM",
+    "TAG_UB",
+    "UNDEFINED",
     "CollectiveMismatch",
     "Communicator",
     "CommunicatorClosed",
@@ -60,16 +76,20 @@ __all__ = [
     "CudaError",
     "InvalidArgument",
     "Kind",
+    "MessageTruncated",
     "Operation",
     "PeerLost",
     "RdmaKitError",
     "ReduceOp",
+    "Request",
     "SetupError",
+    "Status",
     "TransferTimeout",
     "TransportError",
     "UcxUnavailable",
     "UnsupportedError",
     "__version__",
+    "init",
 ]
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from rdmakit.errors import CollectiveMismatch
+from rdmakit.family import Poll
 from rdmakit.process.phase import current
 from rdmakit.protocols import Bootstrap
 from rdmakit.waiting import Waiter
 
-__all__ = ["Agreement"]
+__all__ = ["Agreement", "refusal"]
 
 
 class Agreement:
@@ -36,13 +37,35 @@ class Agreement:
         """
         if not self._on:
             return
-        self._calls += 1
-        mine = f"call {self._calls}: {mine}"
+        text = self._numbered(mine)
         before = current.enter(f"{self._label}check", timeout=self._waiter.timeout)
         try:
-            calls = [text.decode() for text in self._bootstrap.allgather(mine.encode())]
+            told = self._bootstrap.allgather(text)
         finally:
             current.restore(before)
+        self._compare(told)
+
+    def start(self, mine: str) -> Poll | None:
+        """Begin the same; it raises when it is asked. Collective, does not block; None if off."""
+        if not self._on:
+            return None
+        test = self._bootstrap.start_gather(self._numbered(mine))
+
+        def compared() -> bool:
+            told = test()
+            if told is None:
+                return False
+            self._compare(told)
+            return True
+
+        return Poll(compared, f"{self._label}check")
+
+    def _numbered(self, mine: str) -> bytes:
+        self._calls += 1
+        return f"call {self._calls}: {mine}".encode()
+
+    def _compare(self, told: list[bytes]) -> None:
+        calls = [text.decode() for text in told]
         if len(set(calls)) == 1:
             return
         usual = max(calls, key=calls.count)  # of equals the first, on every rank
@@ -58,6 +81,11 @@ class Agreement:
             Exception: ``error``, where the others were about to do something else.
         """
         try:
-            self.agree(f"{kind} refused: {error}")
+            self.agree(refusal(kind, error))
         except CollectiveMismatch as mismatch:
             raise error from mismatch
+
+
+def refusal(kind: str, error: Exception) -> str:
+    """Return what a rank tells of a call that it refuses."""
+    return f"{kind} refused: {error}"

@@ -13,7 +13,7 @@ from rdmakit.buffer import Buffer, array_at
 from rdmakit.datatypes import ReduceOp
 from rdmakit.plan.shape import Kind
 
-__all__ = ["MPI_TYPES", "mpi_call"]
+__all__ = ["MPI_TYPES", "mpi_call", "mpi_start"]
 
 MPI_TYPES = {
     "float32": "FLOAT",
@@ -24,6 +24,23 @@ MPI_TYPES = {
     "int64": "INT64_T",
 }
 """MPI's name of each type that it has in common with us; there is no half precision."""
+
+
+class _NonBlocking:
+    """An MPI communicator whose calls return at once, with a request."""
+
+    def __init__(self, comm: Any) -> None:
+        self._comm = comm
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._comm, f"I{name[0].lower()}{name[1:]}")
+
+
+def mpi_start(
+    comm: Any, kind: Kind, send: Buffer, recv: Buffer, op: ReduceOp, root: int
+) -> tuple[Callable[[], Any], type[Exception]]:
+    """As :func:`mpi_call`, of a call that does not block: it returns MPI's request."""
+    return mpi_call(_NonBlocking(comm), kind, send, recv, op, root)
 
 
 def mpi_call(
@@ -42,9 +59,9 @@ def mpi_call(
             return partial(comm.Reduce_scatter_block, of, to, operation), mpi.Exception
         source, copy = of[0], [np.empty_like(of[0]), of[1]]  # MPI forbids the overlap
 
-        def staged() -> None:
+        def staged() -> object:
             np.copyto(copy[0], source)
-            comm.Reduce_scatter_block(copy, to, operation)
+            return comm.Reduce_scatter_block(copy, to, operation)
 
         return staged, mpi.Exception
     if kind is Kind.BROADCAST:

@@ -9,14 +9,16 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
 from typing import Any
+
+import numpy as np
 
 from rdmakit.errors import SetupError
 from rdmakit.process.launcher import check_before_mpi, check_world
 
-__all__ = ["MpiBootstrap", "load_mpi"]
+__all__ = ["MpiBootstrap", "load_mpi", "may_be_threaded"]
 
 _checked = False
 _NAP_AFTER, _NAP = 0.02, 1e-4
@@ -40,6 +42,12 @@ def load_mpi() -> ModuleType:
         check_world(launcher, MPI.COMM_WORLD.Get_size())
         _checked = True
     return MPI
+
+
+def may_be_threaded() -> bool:
+    """Return whether several threads may call MPI at once. Local, after ``load_mpi``."""
+    mpi = load_mpi()
+    return bool(mpi.Query_thread() >= mpi.THREAD_MULTIPLE)
 
 
 class MpiBootstrap:
@@ -86,9 +94,49 @@ class MpiBootstrap:
         request = self.comm.Ibarrier()
         return lambda: bool(request.Test())
 
+    def start_gather(self, data: bytes) -> Callable[[], list[bytes] | None]:
+        """Start an all-gather and return its test."""
+        steps = self._gather(data)
+        result: list[bytes] | None = None
+
+        def test() -> list[bytes] | None:
+            nonlocal result
+            if result is None:
+                result = next(steps)
+            return result
+
+        test()  # the first step is started now
+        return test
+
+    def _gather(self, data: bytes) -> Iterator[list[bytes] | None]:
+        byte = load_mpi().BYTE
+        counts = np.zeros(self.size, np.int64)
+        request = self.comm.Iallgather(np.array([len(data)], np.int64), counts)
+        while not request.Test():
+            yield None
+        places = np.cumsum(counts) - counts
+        told = np.empty(int(counts.sum()), np.uint8)
+        mine = np.frombuffer(data, np.uint8)
+        request = self.comm.Iallgatherv(
+            [mine, len(data), byte], [told, (counts.tolist(), places.tolist()), byte]
+        )
+        while not request.Test():
+            yield None
+        yield [told[p : p + n].tobytes() for p, n in zip(places, counts, strict=True)]
+
     def split(self, color: int, key: int) -> MpiBootstrap:
         """Return the control plane of the ranks with equal ``color``, ordered by ``key``."""
         return MpiBootstrap(self.comm.Split(color, key), duplicate=False)
+
+    def subset(self, ranks: Sequence[int]) -> MpiBootstrap:
+        """Return the control plane of ``ranks``, in that order. Collective in these alone."""
+        group = self.comm.Get_group()
+        part = group.Incl(list(ranks))
+        try:
+            return MpiBootstrap(self.comm.Create_group(part), duplicate=False)
+        finally:
+            part.Free()
+            group.Free()
 
     def abort(self, code: int) -> None:
         """End every rank of the job."""

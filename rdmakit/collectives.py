@@ -1,44 +1,28 @@
 """Collectives of one group of ranks: a node over its window, a rail over messages, or all.
 
 The three are the same class, so that each layer is measured alone by the loop that measures
-the whole.
+the whole. How a call is done is in :mod:`rdmakit.calls`.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
-from rdmakit.arguments import IN_PLACE, resolve
-from rdmakit.baseline import MPI_TYPES, mpi_call
-from rdmakit.buffer import Buffer
-from rdmakit.config import Config, format_size
-from rdmakit.datatypes import SUM, MemoryKind, ReduceOp, op_of
-from rdmakit.errors import InvalidArgument, TransportError, UnsupportedError
-from rdmakit.executor import Bound, Places
-from rdmakit.group import Group, State
-from rdmakit.inter.tags import MESSAGES, SEQUENCES, TagKind, pack
-from rdmakit.layout import RankLayout
+from rdmakit.arguments import IN_PLACE
+from rdmakit.calls import Calls
+from rdmakit.datatypes import SUM, ReduceOp
+from rdmakit.family import Poll, Run
 from rdmakit.operation import Operation
-from rdmakit.plan.planner import ALGORITHMS, algorithms, program, why_not
-from rdmakit.plan.select import choose, limits_for
-from rdmakit.plan.shape import Call, Kind
-from rdmakit.plan.steps import Program, Space
-from rdmakit.process.phase import current
-from rdmakit.protocols import Bootstrap, Channel, Window
-from rdmakit.reduction import no_reduce, reducer
-from rdmakit.staging import HostCall
-from rdmakit.waiting import Waiter
+from rdmakit.plan.planner import algorithms
+from rdmakit.plan.shape import Kind
+from rdmakit.plan.steps import Program
+from rdmakit.request import Request
 
 __all__ = ["IN_PLACE", "Collectives", "Operation"]
 
-_BOUND_KEPT = 32
-_REDUCES = (Kind.ALLREDUCE, Kind.REDUCE_SCATTER)
 
-
-class Collectives(Group):
+class Collectives(Calls):
     """Collectives of one group. Made by :class:`rdmakit.Communicator`, not by users.
 
     Attributes:
@@ -47,34 +31,7 @@ class Collectives(Group):
         layout: where they are.
     """
 
-    def __init__(
-        self,
-        layout: RankLayout,
-        bootstrap: Bootstrap,
-        window: Window | None,
-        channel: Channel | None,
-        waiter: Waiter,
-        config: Config,
-        *,
-        identity: int = 0,
-        job_ranks: tuple[int, ...] | None = None,
-        mpi: Any = None,
-        label: str = "",
-        state: State | None = None,
-    ) -> None:
-        super().__init__(bootstrap, waiter, config, label, state)
-        self.layout, self.window, self.channel = layout, window, channel
-        self._mpi, self._identity = mpi, identity
-        peers = layout.nodes[layout.node_of(self.rank)]
-        self._places = Places(
-            {rank: index for index, rank in enumerate(peers)},
-            job_ranks or tuple(range(self.size)),
-        )
-        self._first_tag = pack(identity, TagKind.COLLECTIVE, 0)
-        self._sequence = 0
-        self._bound: OrderedDict[tuple[Any, ...], Bound] = OrderedDict()
-
-    # -- the calls ----------------------------------------------------------------------------
+    # -- calls that return when it is done ----------------------------------------------------
 
     def Allreduce(
         self,
@@ -163,13 +120,69 @@ class Collectives(Group):
 
     def Barrier(self) -> None:
         """Return when all ranks have called. Collective, blocking."""
-        self._check_usable()
+        self._take_turn()
         self._agreement.agree("barrier")
-        before = current.enter(f"{self.label}barrier", timeout=self._waiter.timeout)
-        try:
-            self._bootstrap.barrier()
-        finally:
-            current.restore(before)
+        label = f"{self.label}barrier"
+        self._submit(label, None, self._start_barrier, background=False).Wait()
+
+    # -- calls that return at once ------------------------------------------------------------
+    #
+    # Collective; each begins when those called before on this communicator, its node and its rail
+    # are complete, moves on while the program does other things, and is complete when its
+    # request's Wait or Test says so: the arrays belong to it until then. Results, arguments and
+    # errors are those of the call that blocks; an error that other ranks see too (also that calls
+    # differ, with checking on) is raised by Wait and Test.
+
+    def Iallreduce(
+        self,
+        sendbuf: object,
+        recvbuf: object,
+        op: ReduceOp | str = SUM,
+        *,
+        algorithm: str = "auto",
+        stream: object = None,
+    ) -> Request:
+        """Begin :meth:`Allreduce`. Collective, does not block."""
+        return self._later(Kind.ALLREDUCE, sendbuf, recvbuf, op, algorithm, 0, stream)
+
+    def Ireduce_scatter_block(
+        self,
+        sendbuf: object,
+        recvbuf: object,
+        op: ReduceOp | str = SUM,
+        *,
+        algorithm: str = "auto",
+        stream: object = None,
+    ) -> Request:
+        """Begin :meth:`Reduce_scatter_block`. Collective, does not block."""
+        return self._later(Kind.REDUCE_SCATTER, sendbuf, recvbuf, op, algorithm, 0, stream)
+
+    def Iallgather(
+        self, sendbuf: object, recvbuf: object, *, algorithm: str = "auto", stream: object = None
+    ) -> Request:
+        """Begin :meth:`Allgather`. Collective, does not block."""
+        return self._later(Kind.ALLGATHER, sendbuf, recvbuf, SUM, algorithm, 0, stream)
+
+    def Ibcast(
+        self, buf: object, root: int = 0, *, algorithm: str = "auto", stream: object = None
+    ) -> Request:
+        """Begin :meth:`Bcast`. Collective, does not block."""
+        return self._later(Kind.BROADCAST, buf, buf, SUM, algorithm, root, stream)
+
+    def Ibarrier(self) -> Request:
+        """Begin :meth:`Barrier`: complete when all ranks have called. Collective, does not block.
+
+        It does not wait for the collectives called before to be complete on the other ranks.
+        """
+        label = f"{self.label}barrier"
+        return self._submit(
+            label, None, partial(self._agreement.start, "barrier"), self._start_barrier
+        )
+
+    def _start_barrier(self) -> Run:
+        return Poll(self._bootstrap.start_barrier(), f"{self.label}barrier")
+
+    # -- bound to arrays ----------------------------------------------------------------------
 
     def bind(
         self,
@@ -189,216 +202,31 @@ class Collectives(Group):
         """
         send, recv, op, name = self._resolve(kind, sendbuf, recvbuf, op, algorithm, root)
         keep = (sendbuf, recvbuf)
+        what = (kind, send, recv, op, name, root)
         steps: Program | None = None
         call: Callable[[], object]
+        start = self._starter(*what, keep)
         if name == "device":
             # With ``keep``, so that the operation holds the arrays.
             call = partial(self._run_device, kind, send, recv, op, root, stream, keep)
         elif name == "mpi":
             call = self._mpi_call(kind, send, recv, op, root, keep)
         else:
-            bound = self._bind(kind, send, recv, op, name, root)
+            bound = self._bind(*what)
             steps = bound.program
             call = partial(self._run, bound, keep)
-
+        checked, compare = self._checked_once(call, what)
         if self._config.check:
-            call = self._checked_once(call, (kind, send, recv, op, name, root))
-        return Operation(name, steps, recv.dtype.itemsize, call)
+            call = checked
+
+        def begin() -> Request:
+            if start is None:
+                return self._later_on_device(kind, send, recv, op, root, stream, keep)
+            return self._submit(f"{self.label}{kind.value}/{name}", keep, compare, start)
+
+        return Operation(name, steps, recv.dtype.itemsize, call, begin)
 
     def algorithms(self, kind: Kind) -> tuple[str, ...]:
         """Return the algorithms that can serve ``kind`` in this group. Local."""
         planned = algorithms(kind, self.layout)
         return (*planned, "mpi") if self._mpi is not None else planned
-
-    # -- how they are done --------------------------------------------------------------------
-
-    def _now(
-        self,
-        kind: Kind,
-        sendbuf: object,
-        recvbuf: object,
-        op: ReduceOp | str,
-        algorithm: str,
-        root: int,
-        timeout: float | None,
-        stream: object,
-    ) -> None:
-        try:
-            send, recv, op, name = self._resolve(kind, sendbuf, recvbuf, op, algorithm, root)
-        except (InvalidArgument, UnsupportedError) as exc:
-            self._agreement.refuse(kind.value, exc)
-            raise
-        usual = self._waiter.timeout
-        if timeout is not None:
-            if not timeout > 0:
-                raise InvalidArgument(f"timeout {timeout}: seconds, more than 0")
-            self._waiter.timeout = timeout
-        try:
-            self._compare((kind, send, recv, op, name, root))
-            if name == "device":
-                self._run_device(kind, send, recv, op, root, stream)
-            elif name == "mpi":
-                self._mpi_call(kind, send, recv, op, root, ())()
-            else:
-                self._run(self._bind(kind, send, recv, op, name, root), (sendbuf, recvbuf))
-        finally:
-            self._waiter.timeout = usual
-
-    def _resolve(
-        self,
-        kind: Kind,
-        sendbuf: object,
-        recvbuf: object,
-        op: ReduceOp | str,
-        algorithm: str,
-        root: int,
-    ) -> tuple[Buffer, Buffer, ReduceOp, str]:
-        """Check everything that one rank can check alone."""
-        self._check_usable()
-        op = op_of(op)
-        writes = kind is not Kind.BROADCAST or self.rank != root
-        send, recv = resolve(kind, sendbuf, recvbuf, self.rank, self.size, writes=writes)
-        if not 0 <= root < self.size:
-            raise InvalidArgument(f"root {root} is not in 0..{self.size - 1}")
-        name = self._algorithm(kind, max(send.nbytes, recv.nbytes), recv, algorithm)
-        if name == "device":
-            self._gpu().check(send, recv)
-        return send, recv, op, name
-
-    def _algorithm(self, kind: Kind, nbytes: int, recv: Buffer, wanted: str) -> str:
-        if recv.kind is MemoryKind.DEVICE:
-            if wanted not in ("auto", "device"):
-                raise UnsupportedError(f"algorithm {wanted!r} on GPU memory: auto or device")
-            return "device"
-        can_mpi = self._mpi is not None and recv.dtype.name in MPI_TYPES
-        if wanted == "auto":
-            return choose(kind, self.layout, nbytes, mpi=can_mpi)
-        if wanted == "mpi":
-            if not can_mpi:
-                raise UnsupportedError(
-                    f"mpi cannot serve {recv.dtype} here"
-                    + ("" if self._mpi is not None else ": this group has no MPI communicator")
-                )
-            return wanted
-        if wanted not in ALGORITHMS:
-            names = ", ".join(("auto", *ALGORITHMS, "mpi"))
-            raise InvalidArgument(f"unknown algorithm {wanted!r}; one of {names}")
-        reason = why_not(wanted, kind, self.layout)
-        if reason:
-            raise UnsupportedError(f"{wanted} {kind.value}: {reason}")
-        return wanted
-
-    def _bind(
-        self, kind: Kind, send: Buffer, recv: Buffer, op: ReduceOp, algorithm: str, root: int
-    ) -> Bound:
-        key = (kind, send.address, recv.address, send.count, recv.dtype, op, algorithm, root)
-        bound = self._bound.get(key)
-        if bound is not None:
-            self._bound.move_to_end(key)
-            return bound
-        itemsize = recv.dtype.itemsize
-        window = self.window.nbytes if self.window is not None else self._config.window_bytes
-        count = recv.count if kind is Kind.REDUCE_SCATTER else send.count
-        call = Call(kind, self.layout, count, limits_for(itemsize, window), root)
-        steps = program(algorithm, call, self.rank)
-        room = self.channel.messages if self.channel is not None else MESSAGES
-        if steps.tags > room:
-            raise UnsupportedError(
-                f"{algorithm} of {count} elements needs {steps.tags} message tags, "
-                f"{room} are there: cut the array"
-            )
-        bound = Bound(
-            steps,
-            recv.dtype,
-            {Space.SEND: (send.address, send.count), Space.RECV: (recv.address, recv.count)},
-            self._places,
-            self.window,
-            self.channel,
-            self._waiter,
-            reducer(recv.dtype, op) if kind in _REDUCES else no_reduce,
-            f"{self.label}{kind.value}/{algorithm} {format_size(recv.nbytes)}",
-        )
-        self._bound[key] = bound
-        if len(self._bound) > _BOUND_KEPT:
-            self._bound.popitem(last=False)
-        return bound
-
-    def _next_tag(self) -> int:
-        """Return the first tag of this group's next operation; all ranks call it alike."""
-        tag = self._first_tag + self._sequence % SEQUENCES * MESSAGES
-        self._sequence += 1
-        return tag
-
-    def _run(self, bound: Bound, keep: tuple[object, ...]) -> None:
-        self._check_usable()
-        tag = self._next_tag()
-        before = current.enter(bound.label)
-        try:
-            bound.run(tag, keep)
-        except BaseException as exc:
-            self._fail(exc)
-            raise
-        finally:
-            current.restore(before)
-
-    def _run_device(
-        self,
-        kind: Kind,
-        send: Buffer,
-        recv: Buffer,
-        op: ReduceOp,
-        root: int,
-        stream: object,
-        keep: object = None,
-    ) -> None:
-        if self._state.failure:
-            self._check_usable()
-        try:
-            self._gpu().run(kind, send, recv, op, root, stream, *self._host_calls())
-        except (InvalidArgument, UnsupportedError):
-            raise  # nothing was started
-        except BaseException as exc:
-            self._fail(exc)
-            raise
-
-    def _host_calls(self) -> tuple[HostCall, HostCall | None]:
-        """Return how this group, and its rail, do a collective on host memory."""
-        return self._on_host, None
-
-    def _on_host(self, kind: Kind, send: Buffer, recv: Buffer, op: ReduceOp, root: int) -> None:
-        name = self._algorithm(kind, max(send.nbytes, recv.nbytes), recv, "auto")
-        if name == "mpi":
-            self._mpi_call(kind, send, recv, op, root, ())()
-        else:
-            self._run(self._bind(kind, send, recv, op, name, root), ())
-
-    def _mpi_call(
-        self, kind: Kind, send: Buffer, recv: Buffer, op: ReduceOp, root: int, keep: object
-    ) -> Callable[[], object]:
-        call, failed = mpi_call(self._mpi, kind, send, recv, op, root)
-        name = f"{self.label}{kind.value}/mpi {format_size(recv.nbytes)}"
-        enter, restore, timeout = current.enter, current.restore, self._waiter.timeout
-        state, channel = self._state, self.channel
-
-        def run(keep: object = keep) -> None:
-            if state.failure:
-                self._check_usable()
-            before = None if current.watched else enter(name, (), 0, timeout)
-            try:
-                if channel is not None and channel.holds:  # nothing moves it inside MPI
-                    polls = (channel.progress,)
-                    self._waiter.until(channel.flush, polls, lambda: f"{name}: flushing")
-                call()
-            except failed as exc:
-                error = TransportError(f"{name}: MPI says {exc}")
-                self._fail(error)
-                raise error from exc
-            finally:
-                if before is not None:
-                    restore(before)
-
-        return run
-
-    def _release(self) -> None:
-        self._bound.clear()
-        self._state.failure = self._state.failure or "it was closed"

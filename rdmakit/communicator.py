@@ -1,59 +1,84 @@
-"""The communicator: finds nodes, makes window and channel, offers the collectives.
+"""The communicator: finds nodes, makes window and channel, offers the collectives and messages.
 
-Teardown, on every rank: barrier, in which messages still move (nobody uses anything any more);
-unmap the window; close the channel (endpoints, worker, context); free MPI communicators. An
-exit handler does the same before MPI_Finalize for communicators left open.
+Teardown, on every rank: what is under way becomes complete; barrier, in which messages still move
+(nobody uses anything any more); unmap the window; close the channel (endpoints, worker, context);
+free MPI communicators. An exit handler does the same before MPI_Finalize for communicators left
+open. A communicator split from another uses the other's channel and is closed with it.
 """
 
 from __future__ import annotations
 
-import atexit
-import os
 import socket
-import weakref
-from collections.abc import Callable
-from typing import Any
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, cast
 
 import msgspec
 
-from rdmakit.bootstrap import MpiBootstrap, load_mpi
+from rdmakit import exits
+from rdmakit.bootstrap import MpiBootstrap, load_mpi, may_be_threaded
 from rdmakit.collectives import Collectives
 from rdmakit.config import Config
 from rdmakit.device import DeviceGroup
 from rdmakit.device_side import DeviceSide, Gpu
-from rdmakit.errors import SetupError
-from rdmakit.group import State
+from rdmakit.engine import Engine, process_engine
+from rdmakit.errors import InvalidArgument, SetupError
+from rdmakit.family import Family
+from rdmakit.inter.mail import ChannelMail
+from rdmakit.inter.mpi import MpiChannel, MpiMail
 from rdmakit.intra.posix_shm import PosixWindow
+from rdmakit.job import Job
 from rdmakit.layout import RankLayout
-from rdmakit.nodes import Nodes, find_nodes
+from rdmakit.mailbox import Mailbox
+from rdmakit.memory import MemoryBootstrap, MemoryChannel
+from rdmakit.nodes import find_nodes
 from rdmakit.plan.blocks import partners
 from rdmakit.plan.pieces import FLAGS
+from rdmakit.point_to_point import PointToPoint
 from rdmakit.process.phase import current
-from rdmakit.process.watchdog import install, register_exit_guard
-from rdmakit.protocols import Bootstrap, Channel, Window
+from rdmakit.process.watchdog import install
+from rdmakit.protocols import Bootstrap, Channel, Mail, TaggedChannel, Window
+from rdmakit.request import UNDEFINED
 from rdmakit.staging import HostCall
 from rdmakit.startup import agree_on_direct, compare_setup, make_channel, raise_together
-from rdmakit.waiting import Waiter, spins_for
+from rdmakit.waiting import Waiter, rest, spins_for
 
-__all__ = ["Communicator"]
+__all__ = ["Communicator", "init"]
 
-_open: weakref.WeakSet[Communicator] = weakref.WeakSet()
-_unfinished: dict[int, MpiBootstrap] = {}
-"""Control planes of communicators that were not closed together, by identity: left open, or
-closed after an error. Their ranks wait for each other at exit, since MPI_Finalize would too."""
-_exit_handled = False
+_LATE_SECONDS = 1.0
+"""Seconds after all ranks have closed in which a message that was sent before may still come."""
 
 
-class Communicator(Collectives):
+@dataclass
+class _Parts:
+    """What one communicator is made of; the three groups are itself, its node, its rail."""
+
+    bootstraps: tuple[Bootstrap, Bootstrap, Bootstrap]
+    layout: RankLayout
+    window: Window | None
+    channel: Channel | None
+    channel_ranks: tuple[int, ...]
+    """Number on the channel of each rank."""
+    number: int
+    """Keeps its messages apart on the channel."""
+    hosts: tuple[str, ...]
+
+
+class Communicator(Collectives, PointToPoint):
     """Ranks of an MPI communicator, with windows inside nodes and messages between them.
 
     ``with Communicator() as comm: comm.Allreduce(x, y)``. Making one is collective and blocking.
 
     Attributes:
+        mpi: the mpi4py communicator it was made over; for the user's own messages.
         node: collectives of this rank's node alone.
         rail: collectives of the ranks with this one's local rank, one on each node.
         hosts: host name of each rank.
         virtual: whether nodes are parts of one host.
+        notes: what a person should know, such as why the MPI channel serves, or that GPUs are
+            shared; those of the GPU come with the first call on GPU arrays.
     """
 
     node: Collectives
@@ -76,60 +101,38 @@ class Communicator(Collectives):
             )
             config = config.following(first)
             compare_setup(bootstrap, config)
-            nodes = find_nodes(bootstrap, config)
-            node_boot = bootstrap.split(nodes.layout.node_of(bootstrap.rank), bootstrap.rank)
-            rail_boot = bootstrap.split(nodes.layout.local_rank(bootstrap.rank), bootstrap.rank)
-            self._assemble(bootstrap, node_boot, rail_boot, nodes, config)
-        _handle_exit(self, bootstrap)
+            self._assemble(bootstrap, config)
+        self.mpi = users.comm
+        exits.opened(self, bootstrap, config.timeout)
 
-    def _assemble(
-        self,
-        bootstrap: MpiBootstrap,
-        node_boot: MpiBootstrap,
-        rail_boot: MpiBootstrap,
-        nodes: Nodes,
-        config: Config,
-    ) -> None:
-        notes = list(nodes.notes)
-        window: Window | None = None
-        problem = ""
-        if node_boot.size > 1:
-            try:
-                window = PosixWindow.create(
-                    node_boot, config.window_bytes, FLAGS, named=nodes.named
-                )
-            except SetupError as exc:
-                problem = str(exc)
-        raise_together(bootstrap, problem, SetupError)
-        self.hosts = tuple(h.decode() for h in bootstrap.allgather(bootstrap.host.encode()))
-        spins = spins_for(max(node_boot.size, self.hosts.count(bootstrap.host)))
-        waiter = Waiter(bootstrap.rank, bootstrap.host, config.timeout, spins)
+    def _assemble(self, bootstrap: MpiBootstrap, config: Config) -> None:
+        nodes = find_nodes(bootstrap, config)
+        layout, rank = nodes.layout, bootstrap.rank
+        controls = _controls(bootstrap, layout)
+        make_window = partial(
+            PosixWindow.create, nbytes=config.window_bytes, flags=FLAGS, named=nodes.named
+        )
+        window = _window(make_window, controls)
+        hosts = tuple(h.decode() for h in bootstrap.allgather(bootstrap.host.encode()))
+        waiter = _waiter(rank, bootstrap.host, config, controls[1].size, hosts)
         channel: Channel | None = None
-        why_staged = ""
-        if len(nodes.layout.nodes) > 1:
-            others = partners(nodes.layout, bootstrap.rank)
+        notes, why_staged = list(nodes.notes), ""
+        if len(layout.nodes) > 1:
+            others = partners(layout, rank)
             channel, note = make_channel(bootstrap, config, others, waiter, virtual=nodes.virtual)
             notes += [note] if note else []
-            waiter.check_peers, waiter.progress = channel.check_peers, channel.progress
-            for control in (bootstrap, node_boot, rail_boot):
-                control.meanwhile = channel.progress
             why_staged = agree_on_direct(bootstrap, config, channel, others)
-        self._setup(
-            bootstrap,
-            node_boot,
-            rail_boot,
-            nodes.layout,
-            window,
-            channel,
-            config,
-            waiter,
-            mpi=(bootstrap.comm, node_boot.comm, rail_boot.comm),
-        )
-        self.virtual = nodes.virtual
-        self._gpus.why_staged = why_staged
-        self._notes = tuple(notes)
-        if nodes.virtual:
-            self._gpus.crowd = max(map(self.hosts.count, self.hosts))
+        engine = process_engine()
+        if b"0" in bootstrap.allgather(b"%d" % may_be_threaded()):
+            engine.threaded = False
+            notes.append(
+                "MPI was started without MPI_THREAD_MULTIPLE: calls that do not block move on "
+                "inside of calls only (mpi4py.rc.thread_level = 'multiple')"
+            )
+        job = Job(engine, channel, make_window, hosts, nodes.virtual, tuple(notes), why_staged)
+        every = tuple(range(bootstrap.size))
+        parts = _Parts(controls, layout, window, channel, every, 0, hosts)
+        self._setup(parts, job, config, waiter, None)
 
     @classmethod
     def from_parts(
@@ -143,63 +146,76 @@ class Communicator(Collectives):
     ) -> Communicator:
         """Make one of given parts, without MPI. Collective over ``bootstrap``."""
         self = cls.__new__(cls)
-        node_boot = bootstrap.split(layout.node_of(bootstrap.rank), bootstrap.rank)
-        rail_boot = bootstrap.split(layout.local_rank(bootstrap.rank), bootstrap.rank)
         config = config or Config()
-        waiter = Waiter(
-            bootstrap.rank, socket.gethostname(), config.timeout, spins_for(bootstrap.size)
+        host = socket.gethostname()
+        hosts = (host,) * bootstrap.size
+        if channel is None and isinstance(bootstrap, MemoryBootstrap):
+            carries: Channel | None = MemoryChannel.create(bootstrap)
+        else:
+            carries = channel
+        make_window = partial(
+            PosixWindow.create, nbytes=config.window_bytes, flags=FLAGS, named=False
         )
-        if channel is not None:
-            waiter.check_peers, waiter.progress = channel.check_peers, channel.progress
-        self._setup(
-            bootstrap,
-            node_boot,
-            rail_boot,
-            layout,
-            window,
-            channel,
-            config,
-            waiter,
-            mpi=(None, None, None),
-            gpu=gpu,
-        )
-        self.virtual, self.hosts = False, (self.host,) * bootstrap.size
-        self._notes = ()
+        job = Job(Engine(), carries, make_window, hosts, gpu=gpu)
+        every = tuple(range(bootstrap.size))
+        parts = _Parts(_controls(bootstrap, layout), layout, window, channel, every, 0, hosts)
+        waiter = Waiter(bootstrap.rank, host, config.timeout, spins_for(bootstrap.size))
+        self.mpi = None
+        self._setup(parts, job, config, waiter, None)
         return self
 
     def _setup(
         self,
-        bootstrap: Bootstrap,
-        node_boot: Bootstrap,
-        rail_boot: Bootstrap,
-        layout: RankLayout,
-        window: Window | None,
-        channel: Channel | None,
+        parts: _Parts,
+        job: Job,
         config: Config,
         waiter: Waiter,
-        mpi: tuple[Any, Any, Any],
-        gpu: Gpu | None = None,
+        parent: Communicator | None,
     ) -> None:
-        self.host = socket.gethostname()
-        self.config = config
-        state = State()
-        super().__init__(
-            layout, bootstrap, window, channel, waiter, config, identity=0, mpi=mpi[0], state=state
+        bootstrap, node_boot, rail_boot = parts.bootstraps
+        layout, channel, rank = parts.layout, parts.channel, bootstrap.rank
+        self.host, self.config, self.hosts, self.virtual = (
+            waiter.host,
+            config,
+            parts.hosts,
+            job.virtual,
         )
-        rank = bootstrap.rank
-        local = layout.local_rank(rank)
-        self.local_rank = local
+        self.closed = False
+        self._job, self._parts, self._parent = job, parts, parent
+        self._children: list[Communicator] = []
+        engine = job.engine
+        waiter.rest, waiter.progress = engine.rest, engine.poke
+        if channel is not None:
+            waiter.check_peers = channel.check_peers
+        for control in parts.bootstraps:
+            if isinstance(control, MpiBootstrap) and channel is not None:
+                control.meanwhile = engine.poke
+        family = Family(engine, channel, job.families)
+        mpi = [getattr(control, "comm", None) for control in parts.bootstraps]
+        super().__init__(
+            layout,
+            bootstrap,
+            parts.window,
+            channel,
+            waiter,
+            config,
+            identity=parts.number,
+            job_ranks=parts.channel_ranks,
+            mpi=mpi[0],
+            family=family,
+        )
+        self.local_rank = local = layout.local_rank(rank)
         self.node = Collectives(
             RankLayout.of_sizes([node_boot.size]),
             node_boot,
-            window,
+            parts.window,
             None,
             waiter,
             config,
-            job_ranks=layout.nodes[layout.node_of(rank)],
+            job_ranks=tuple(parts.channel_ranks[r] for r in layout.nodes[layout.node_of(rank)]),
             mpi=mpi[1],
             label="node ",
-            state=state,
+            family=family,
         )
         self.rail = Collectives(
             RankLayout.of_sizes([1] * rail_boot.size),
@@ -208,14 +224,17 @@ class Communicator(Collectives):
             channel,
             waiter,
             config,
-            identity=1,
-            job_ranks=layout.rails[local],
+            identity=parts.number + 1,
+            job_ranks=tuple(parts.channel_ranks[r] for r in layout.rails[local]),
             mpi=mpi[2],
             label="rail ",
-            state=state,
+            family=family,
         )
-        self._gpus = DeviceSide(bootstrap, node_boot, waiter, gpu)
-        self._gpus.channel = channel
+        family.mailbox = self._mailbox = Mailbox(rank, self._routes())
+        self._gpus = DeviceSide(bootstrap, node_boot, waiter, engine, job.gpu)
+        if job.virtual:
+            self._gpus.crowd = max(map(self.hosts.count, self.hosts))
+        self._gpus.channel, self._gpus.why_staged = channel, job.why_staged
         rail: DeviceGroup | None = None
         for group, spans in ((self.node, "node"), (self.rail, "rail"), (self, "job")):
             group._on_device = DeviceGroup(
@@ -230,69 +249,233 @@ class Communicator(Collectives):
                 rail=rail,
             )
             rail = group._on_device if spans == "rail" else None
-        self._parts = (bootstrap, node_boot, rail_boot)
-        self.closed = False
+
+    def _routes(self) -> list[Mail]:
+        """Return what carries messages to each rank: MPI in the node, the channel between."""
+        parts, channel = self._parts, self._parts.channel
+        bootstrap, layout = parts.bootstraps[0], parts.layout
+        if not isinstance(bootstrap, MpiBootstrap):
+            carries = cast(TaggedChannel, channel or self._job.channel)
+            return [ChannelMail(carries, parts.number, parts.channel_ranks)] * self.size
+        local = MpiMail(bootstrap.comm)
+        if channel is None or isinstance(channel, MpiChannel):
+            return [local] * self.size
+        between = ChannelMail(cast(TaggedChannel, channel), parts.number, parts.channel_ranks)
+        here = layout.node_of(self.rank)
+        return [local if layout.node_of(r) == here else between for r in range(self.size)]
 
     @property
-    def notes(self) -> tuple[str, ...]:
-        """What a person should know, such as why the MPI channel serves, or that GPUs are shared.
-
-        Those of the GPU come with the first call on GPU arrays.
-        """
-        return (*self._notes, *self._gpus.notes)
+    def notes(self) -> tuple[str, ...]:  # noqa: D102
+        return (*self._job.notes, *self._gpus.notes)
 
     def _host_calls(self) -> tuple[HostCall, HostCall | None]:
         return self._on_host, self.rail._on_host
 
+    # -- parts of it --------------------------------------------------------------------------
+
+    def Split(self, color: Any = 0, key: int = 0) -> Communicator | None:
+        """Return the communicator of the ranks with equal ``color``, ordered by ``key``.
+
+        Collective, blocking. Equal keys keep the present order. Ranks that give UNDEFINED, ours
+        or mpi4py's, or None, get None. The new one has a window of its own, shares channel and
+        progress thread, and runs its calls independently; it is closed with this one at the
+        latest.
+
+        Raises:
+            InvalidArgument: a negative color.
+            SetupError: on every rank of the new one: no room for its window.
+        """
+        nobody = color is None or color == UNDEFINED
+        if not nobody and color < 0:
+            raise InvalidArgument(f"color {color}: 0 or more, or UNDEFINED")
+        self._take_turn()
+        self._agreement.agree("split")
+        with current.during("split", timeout=self._waiter.timeout):
+            mine = struct.pack("<?qq", nobody, 0 if nobody else color, key)
+            told = [struct.unpack("<?qq", text) for text in self._bootstrap.allgather(mine)]
+        if nobody:
+            return None
+        return self._derive(
+            [
+                rank
+                for _, rank in sorted(
+                    (k, rank) for rank, (no, c, k) in enumerate(told) if not no and c == color
+                )
+            ]
+        )
+
+    def Dup(self) -> Communicator:
+        """Return another communicator of the same ranks. Collective, blocking; see Split."""
+        self._take_turn()
+        self._agreement.agree("dup")
+        return self._derive(range(self.size))
+
+    def Create_group(self, ranks: Any) -> Communicator:
+        """Return the communicator of ``ranks``, in that order. Collective in these alone, blocking.
+
+        Args:
+            ranks: ranks of this communicator, or an mpi4py Group of processes that it has.
+
+        Raises:
+            InvalidArgument: ranks that are not there or twice, or this rank is not among them.
+        """
+        self._take_turn()
+        members = self._members(ranks)
+        if self.rank not in members:
+            raise InvalidArgument(f"rank {self.rank} is not among {members}, so it must not call")
+        return self._derive(members)
+
+    def Create(self, ranks: Any) -> Communicator | None:
+        """As :meth:`Create_group`, but collective in all ranks; the others get None."""
+        self._take_turn()
+        members = self._members(ranks)
+        self._agreement.agree(f"create {members}")
+        return self._derive(members) if self.rank in members else None
+
+    def _members(self, ranks: Any) -> list[int]:
+        if hasattr(ranks, "Translate_ranks"):
+            mpi = load_mpi()
+            own = self._parts.bootstraps[0]
+            group = cast(MpiBootstrap, own).comm.Get_group()
+            ranks = ranks.Translate_ranks(None, group)
+            group.Free()
+            if mpi.UNDEFINED in ranks:
+                raise InvalidArgument("the group has processes that this communicator has not")
+        members = [int(rank) for rank in ranks]
+        if not members or len(set(members)) < len(members):
+            raise InvalidArgument(f"ranks {members}: at least one, and none twice")
+        bad = [rank for rank in members if not 0 <= rank < self.size]
+        if bad:
+            raise InvalidArgument(f"ranks {bad} are not in 0..{self.size - 1}")
+        return members
+
+    def _derive(self, members: Sequence[int]) -> Communicator:
+        child = Communicator.__new__(Communicator)
+        with current.during("split", timeout=self._waiter.timeout):
+            part = self._bootstrap.subset(members)
+            bootstrap: Bootstrap = part
+            child.mpi = None
+            if isinstance(part, MpiBootstrap):
+                child.mpi, bootstrap = part.comm, MpiBootstrap(part.comm)
+                bootstrap.meanwhile = self._job.engine.poke
+            layout = self.layout.part(members)
+            hosts = tuple(self.hosts[rank] for rank in members)
+            controls = _controls(bootstrap, layout)
+            window = _window(self._job.make_window, controls)
+            number = self._job.numbers.agree(bootstrap)
+            places = tuple(self._parts.channel_ranks[rank] for rank in members)
+            channel = self.channel if len(layout.nodes) > 1 else None
+            if isinstance(channel, MpiChannel) and isinstance(bootstrap, MpiBootstrap):
+                channel, places = MpiChannel.create(bootstrap), tuple(range(layout.size))
+            waiter = _waiter(bootstrap.rank, self.host, self.config, controls[1].size, hosts)
+            parts = _Parts(controls, layout, window, channel, places, number, hosts)
+            child._setup(parts, self._job, self.config, waiter, self)
+        self._children.append(child)
+        return child
+
+    # -- its end ------------------------------------------------------------------------------
+
     def close(self) -> None:
         """Release everything. Collective, blocking, idempotent.
 
+        What was split from it is closed first, the latest first. Requests become complete before.
         After an error it is local: the others may never come.
 
         Raises:
-            TransferTimeout: another rank did not close; this one has released its part.
+            TransferTimeout: another rank did not close, or a request is not complete (a receive
+                to which nobody sent); this rank has released its part.
         """
         if self.closed:
             return
         if self._state.failure:
             self._free(collective=False)
             return
-        with current.during("close", timeout=2 * self._waiter.timeout):
-            try:
-                done = self._bootstrap.start_barrier()
-                polls = (self.channel.progress,) if self.channel is not None else ()
-                # Without a look at the peers: one that saw the barrier first may be gone by now.
-                waiter = Waiter(self.rank, self.host, self._waiter.timeout, self._waiter.spins)
-                waiter.until(done, polls, lambda: "close: waiting for the other ranks")
+        try:
+            for child in reversed(self._children.copy()):
+                child.close()
+            with current.during("close", timeout=2 * self._waiter.timeout):
+                self._quiesce()
                 self._gpus.close()
-            except BaseException as exc:
-                self._fail(exc)
-                self._free(collective=False)
-                raise
-            self._free(collective=True)
+        except BaseException as exc:
+            self._fail(exc)
+            self._free(collective=False)
+            raise
+        self._free(collective=True)
+
+    def _quiesce(self) -> None:
+        """Wait until nothing is under way on any rank."""
+        family, engine, mailbox = self._state, self._engine, self._mailbox
+        # Without a look at the peers: one that saw the barrier first may be gone by now.
+        waiter = Waiter(self.rank, self.host, self._waiter.timeout, self._waiter.spins)
+        waiter.rest = engine.rest
+
+        def sent() -> bool:
+            return not family.works and not mailbox.moving
+
+        def received() -> bool:
+            return sent() and not mailbox.busy
+
+        def named() -> str:
+            return "close: not complete: " + "; ".join(p.label for p in family.pending())
+
+        def moves() -> object:
+            return len(family.pending()), sum(p.moves for p in family.pending())
+
+        engine.wait(sent, waiter, named, moves)
+        self._check_usable()
+        done = self._bootstrap.start_barrier()
+        engine.wait(done, waiter, lambda: "close: waiting for the other ranks")
+        late = min(_LATE_SECONDS, waiter.timeout)
+        if not received():
+            engine.wait(received, waiter, named, moves, late)
+        self._check_usable()
 
     def _free(self, *, collective: bool) -> None:
+        if self.closed:
+            return
         self.closed = True
-        _open.discard(self)
+        exits.closed(self, together=collective)
+        for child in reversed(self._children.copy()):
+            child._free(collective=False)
+        parts, parent = self._parts, self._parent
         if self._state.failure:
             self._gpus.abandon()
         for group in (self, self.node, self.rail):
             group._release()
+        self._state.leave()
         # Whoever holds a method of the channel keeps its worker alive beyond close.
         self._waiter.check_peers = self._waiter.progress = _nothing
-        for control in self._parts:
+        self._waiter.rest = rest
+        for control in parts.bootstraps:
             if isinstance(control, MpiBootstrap):
                 control.meanwhile = None
-        if self.window is not None:
-            self.window.close()
+        if parts.window is not None:
+            parts.window.close()
+        shared = parent is not None and parts.channel is self._job.channel
         if collective:
-            _unfinished.pop(id(self), None)
-            for part in (self.channel, *reversed(self._parts)):
+            for part in (None if shared else parts.channel, *reversed(parts.bootstraps)):
                 free = getattr(part, "free", None)
                 if free is not None:
                     free()
-        if self.channel is not None:
-            self.channel.close()
+            if parent is not None and self.mpi is not None:
+                self.mpi.Free()
+        if parent is None:
+            self._job.close()
+        else:
+            parent._children.remove(self)
+            self._job.numbers.give_back(parts.number)
+            if parts.channel is not None and not shared:
+                parts.channel.close()
+
+    def release(self) -> None:
+        """Let go of everything without the other ranks. Local; for the end of the process."""
+        self._free(collective=False)
+
+    def forbid(self, reason: str) -> None:
+        """Make this and what was split from it unusable. Local."""
+        self._state.failure = reason
+        for child in self._children:
+            child.forbid(reason)
 
     def __enter__(self) -> Communicator:
         return self
@@ -306,51 +489,59 @@ class Communicator(Collectives):
         # says so; dropping the connections now would make the others name the wrong cause.
 
 
+_world: list[Communicator] = []
+
+
+def init(**settings: Any) -> Communicator:
+    """Return the communicator over COMM_WORLD that all of a program shares.
+
+    Collective and blocking at the first call, and after that one was closed; else local. It is
+    closed at exit.
+
+    Args:
+        **settings: of :class:`rdmakit.Config`; at the call that makes it.
+
+    Raises:
+        InvalidArgument: settings that differ from those it was made with.
+        SetupError: as :class:`Communicator`.
+    """
+    if not _world or _world[0].closed:
+        _world[:] = [Communicator(config=Config.from_env().chosen(**settings))]
+    odd = {n: v for n, v in settings.items() if getattr(_world[0].config, n) != v}
+    if odd:
+        raise InvalidArgument(f"init was called before with other settings than {odd}")
+    return _world[0]
+
+
+def _controls(bootstrap: Any, layout: RankLayout) -> tuple[Any, Any, Any]:
+    """Return the control planes of all, of this rank's node and of its rail. Collective."""
+    rank = bootstrap.rank
+    return (
+        bootstrap,
+        bootstrap.split(layout.node_of(rank), rank),
+        bootstrap.split(layout.local_rank(rank), rank),
+    )
+
+
+def _window(
+    make: Callable[[Bootstrap], Window], controls: tuple[Bootstrap, Bootstrap, Bootstrap]
+) -> Window | None:
+    """Make the window of this rank's node, if it has peers there. Collective, blocking."""
+    window: Window | None = None
+    problem = ""
+    if controls[1].size > 1:
+        try:
+            window = make(controls[1])
+        except SetupError as exc:
+            problem = str(exc)
+    raise_together(controls[0], problem, SetupError)
+    return window
+
+
+def _waiter(rank: int, host: str, config: Config, on_node: int, hosts: Sequence[str]) -> Waiter:
+    spins = spins_for(max(on_node, hosts.count(hosts[rank])))
+    return Waiter(rank, host, config.timeout, spins)
+
+
 def _nothing() -> None:
     pass
-
-
-def _handle_exit(comm: Communicator, bootstrap: MpiBootstrap) -> None:
-    global _exit_handled
-    _open.add(comm)
-    _unfinished[id(comm)] = bootstrap
-    if _exit_handled:
-        return
-    _exit_handled = True
-    owner = os.getpid()
-
-    def release() -> None:
-        if os.getpid() == owner:
-            for left in list(_open):
-                left._free(collective=False)
-
-    def forbid() -> None:
-        for left in list(_open):
-            left._state.failure = (
-                "this process was forked from a rank and is none; start processes with "
-                "multiprocessing's spawn"
-            )
-
-    os.register_at_fork(after_in_child=forbid)
-    # Run in reverse order: the guard first, then the release, then mpi4py's MPI_Finalize.
-    atexit.register(release)
-
-    def start_barrier() -> Callable[[], bool]:
-        tests = [left.start_barrier() for left in _unfinished.values()]
-        channels = [left.channel for left in _open if left.channel is not None]
-
-        def test() -> bool:
-            for channel in channels:
-                channel.progress()
-            return all([done() for done in tests])
-
-        return test
-
-    register_exit_guard(
-        bootstrap.rank,
-        bootstrap.host,
-        lambda: bool(_unfinished),
-        start_barrier,
-        load_mpi().COMM_WORLD.Abort,  # a communicator's own may be freed by then
-        comm.config.timeout,
-    )

@@ -27,6 +27,7 @@ from rdmakit.datatypes import ReduceOp
 from rdmakit.device_side import DeviceSide, stream_of
 from rdmakit.errors import RdmaKitError, UnsupportedError
 from rdmakit.executor import Places
+from rdmakit.family import Poll, Run
 from rdmakit.intra.device_node import DeviceNode, Registration
 from rdmakit.layout import RankLayout
 from rdmakit.plan.shape import Kind
@@ -90,6 +91,11 @@ class DeviceGroup:
             return "host-staged" if self.way == "host" else "device"
         return f"device+{messages}" if max(self.layout.ranks_per_node) > 1 else messages
 
+    @property
+    def begun(self) -> bool:
+        """Whether later calls that do not block need no words between the ranks."""
+        return bool(self.way) and (self.way != "shards" or self._stepped is not None)
+
     def check(self, send: Buffer, recv: Buffer) -> None:
         """See that this rank's GPU can serve the arrays. Local; raises as DeviceSide.check."""
         self._side.check("recvbuf", recv)
@@ -128,12 +134,52 @@ class DeviceGroup:
             side.follow(number, (send, recv))
         if self._node is not None:
             self._node.run(kind, send, recv, op, root, stream)
-        elif self._stepped is not None:
-            self._stepped.run(kind, send, recv, op, root, number)
         elif self._staging is not None:
             self._staging.run(kind, send, recv, op, root, stream, whole, rail)
+        elif self._stepped is not None:
+            self._stepped.run(kind, send, recv, op, root, number)
         elif send.address != recv.address:  # alone
             side.gpu.door.copy_async(recv.address, send.address, recv.nbytes, number)
+
+    def start(
+        self, kind: Kind, send: Buffer, recv: Buffer, op: ReduceOp, root: int, stream: Any
+    ) -> Callable[[], Run]:
+        """Begin it without waiting on the host, once ``begun``. Collective.
+
+        Kernels are enqueued now; steps begin at the call's turn. What is returned gives the run
+        that is complete when the result is there.
+
+        Raises:
+            UnsupportedError: all of it goes through host memory, where the host has to wait.
+        """
+        side = self._side
+        stream = stream_of(stream, side.gpu.door)
+        number: int = stream.ptr
+        if not self.way:
+            self._begin(number)
+        if self.way == "host":
+            raise UnsupportedError(
+                "GPU arrays go through host memory in this group, where the host has to wait for "
+                "the messages: call the blocking form (see notes)"
+            )
+        if self.way == "shards" and self._stepped is None:
+            self._stepped = side.stepped(self, window=True)
+        if self._stepped is not None:
+            side.follow(number, (send, recv))
+            return self._stepped.start(kind, send, recv, op, root, number)
+        self.run(kind, send, recv, op, root, stream, _no_host, None)
+        event, node = side.gpu.door.Event(), self._node
+        event.record(number)
+
+        def passed() -> bool:
+            if not event.done():
+                return False
+            event.close()
+            if node is not None:
+                node.check()
+            return True
+
+        return lambda: Poll(passed, f"{self.label}{kind.value} on GPUs")
 
     def _begin(self, number: int) -> None:
         """Choose the way. Collective, blocking."""
@@ -232,6 +278,10 @@ class DeviceGroup:
         polls = (side.waiter.progress,)
         side.waiter.until(event.done, polls, lambda: "waiting for the GPU")
         event.close()
+
+
+def _no_host(*_: object) -> None:
+    raise RdmaKitError("a collective of one node's GPUs has no part on the host")
 
 
 def _free(door: Any, address: int) -> None:

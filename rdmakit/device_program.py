@@ -22,13 +22,17 @@ from typing import Any
 
 import numpy as np
 
-from rdmakit.executor import Places
+from rdmakit.executor import Guard, Places
 from rdmakit.plan.flush import flush_points
 from rdmakit.plan.steps import Await, Copy, Post, Program, Recv, Reduce, Ref, Send, Space
 from rdmakit.protocols import DeviceChannel, Request, Window
 from rdmakit.waiting import Waiter, settle
 
-__all__ = ["DeviceProgram", "DeviceWork"]
+__all__ = ["DeviceProgram", "DeviceRun", "DeviceWork"]
+
+
+def _nothing() -> None:
+    """Do nothing."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,8 @@ class DeviceWork:
     """(dst, srcs, count, dtype name) -> launch on a stream of ``dst = srcs[0] op srcs[1] ...``."""
     flush: Callable[[], None] | None = None
     """Makes a NIC's writes visible to all GPUs; None where they are so by themselves."""
+    enter: Callable[[], None] = _nothing
+    """Makes the GPU current in the calling thread; called at each step, cheap when it is."""
 
 
 class DeviceProgram:
@@ -60,6 +66,7 @@ class DeviceProgram:
         counters: Window | None,
         channel: DeviceChannel | None,
         waiter: Waiter,
+        guard: Guard,
         work: DeviceWork,
         label: str,
     ) -> None:
@@ -74,12 +81,14 @@ class DeviceProgram:
             counters: window whose counters say what is in the areas.
             channel: carries messages of GPU memory, where the program has any.
             waiter: deadline and yielding.
+            guard: held while counters and channel are used.
             work: copies and reductions.
             label: names the operation in errors.
         """
         self.program, self.label = program, label
         self._places, self._counters, self._channel = places, counters, channel
-        self._waiter, self._door = waiter, work.door
+        self._waiter, self._guard, self._door = waiter, guard, work.door
+        self._enter = work.enter
         self._itemsize = dtype.itemsize
         self._scratch = work.door.DeviceMemory(program.scratch * dtype.itemsize)
         self._bases = {**addresses, Space.SCRATCH: self._scratch.address}
@@ -125,16 +134,16 @@ class DeviceProgram:
                 return self._channel.wrap_device(self._address(ref), ref.count * self._itemsize)
         return None
 
-    def start(self, tag: int, stream: int, keep: object = None) -> _Run:
+    def start(self, tag: int, stream: int, keep: object = None) -> DeviceRun:
         """Begin one run, of which only one may be under way. Collective, does not block.
 
         Args:
             tag: equal on all ranks and not used by other operations under way.
             stream: a CUstream number; inputs are ready there, the result is ready there when
-                :meth:`_Run.advance` has returned True.
+                :meth:`DeviceRun.advance` has returned True.
             keep: owns the memory; outlives what is given up.
         """
-        return _Run(self, tag, stream, keep)
+        return DeviceRun(self, tag, stream, keep)
 
     def run(self, tag: int, stream: int, keep: object = None) -> None:
         """Run once. Collective; blocks until all messages are done and all work is enqueued.
@@ -143,17 +152,23 @@ class DeviceProgram:
             TransferTimeout: a wait passed its deadline.
             TransportError: a message failed.
         """
-        run, waiter = self.start(tag, stream, keep), self._waiter
-        waiter.start()
+        channel, waiter = self._channel, self._waiter
+        self._guard.enter()
         try:
-            while not run.advance():
-                if run.moved:
-                    waiter.start()
-                else:
-                    waiter.idle(run.describe)
-        except BaseException:
-            run.abandon()
-            raise
+            run = self.start(tag, stream, keep)
+            waiter.start()
+            try:
+                while not run.advance():
+                    if run.moved:
+                        waiter.start()
+                    waiter.idle(run.waits_for)
+            except BaseException:
+                run.abandon()
+                raise
+            if channel is not None:
+                settle(channel.flush, channel.progress)
+        finally:
+            self._guard.leave()
 
     def close(self) -> None:
         """Free scratch memory and events. Local; waits for the device."""
@@ -163,8 +178,8 @@ class DeviceProgram:
         self._scratch.close()
 
 
-class _Run:
-    """One run of a program; see :meth:`DeviceProgram.start`."""
+class DeviceRun:
+    """One run of a program; a :class:`rdmakit.family.Run`. With the guard held."""
 
     def __init__(self, bound: DeviceProgram, tag: int, stream: int, keep: object) -> None:
         self._bound, self._tag, self._stream, self._keep = bound, tag, stream, keep
@@ -185,6 +200,7 @@ class _Run:
         """Do all that can be done now; return whether the run is complete. Does not block."""
         bound = self._bound
         self.moved = False
+        bound._enter()
         if not self._may_send:
             if not self._begun.done():
                 return False
@@ -199,8 +215,6 @@ class _Run:
             self.moved = True
         if self._remaining or self._marks:
             return False
-        if bound._channel is not None:
-            settle(bound._channel.flush, bound._channel.progress)
         if bound._counters is not None:
             bound._counters.base = self._base + bound.program.span
         return True
@@ -267,7 +281,7 @@ class _Run:
         owner = bound._places.window[step.owner]
         return bound._counters.reached(owner, step.flag, self._base + step.value)
 
-    def describe(self) -> str:
+    def waits_for(self) -> str:
         """Return whom this rank waits for."""
         bound, peers = self._bound, list[int]()
         for index in sorted([*(index for _, index in self._requests), *self._awaits]):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -12,7 +13,7 @@ import msgspec
 from rdmakit.buffer import Buffer
 from rdmakit.drivers import cuda
 from rdmakit.errors import InvalidArgument, SetupError, UnsupportedError
-from rdmakit.executor import Places
+from rdmakit.executor import Guard, Places
 from rdmakit.inter.staged import StagedChannel
 from rdmakit.intra.cuda_ipc import share_window
 from rdmakit.intra.device_local import combine
@@ -105,15 +106,21 @@ class DeviceSide:
     """
 
     def __init__(
-        self, job: Bootstrap, node: Bootstrap, waiter: Waiter, gpu: Gpu | None = None
+        self,
+        job: Bootstrap,
+        node: Bootstrap,
+        waiter: Waiter,
+        guard: Guard,
+        gpu: Gpu | None = None,
     ) -> None:
         self.gpu = gpu or Gpu()
         self.device, self.crowd = -1, 0
         self.node: DeviceNode | None = None
         self.notes: list[str] = []
-        self.waiter = waiter
+        self.waiter, self.guard = waiter, guard
+        self._threads = {threading.get_ident()}
         self.channel: Channel | None = None
-        self.why_staged = "messages of this communicator take host memory only"
+        self.why_staged = ""
         self._job, self._boot = job, node
         self._problem = ""
         self._tried = False
@@ -157,6 +164,13 @@ class DeviceSide:
         device = self.gpu.door.current_device()
         self.gpu.door.activate(device)
         self.device = device
+
+    def enter(self) -> None:
+        """Make the device current in this thread, if it is not the program's own. Local."""
+        me = threading.get_ident()
+        if me not in self._threads:
+            self.gpu.door.activate(self.device)
+            self._threads.add(me)
 
     def follow(self, stream: int, buffers: Sequence[Buffer]) -> None:
         """Order later work of ``stream`` after what makes the arrays ready. Local."""
@@ -261,9 +275,11 @@ class DeviceSide:
             counters=group.counters,
             channel=channel,
             waiter=self.waiter,
+            guard=self.guard,
             door=self.gpu.door,
             combine=partial(self.gpu.combine, self.device),
             flush=flush,
+            enter=self.enter,
             next_tag=group.next_tag,
             label=group.label,
         )

@@ -9,6 +9,7 @@
     │   └── UcxUnavailable             no usable UCX in this process; the MPI channel can serve
     ├── CudaError                      a call of CUDA's driver failed; the text has its words
     ├── CollectiveMismatch             ranks called different things; raised on every rank
+    ├── MessageTruncated               a message was longer than the receiver's array
     ├── CommunicatorClosed             used after close() or after an earlier error
     └── TransportError                 data may have moved: the communicator is unusable afterwards
         ├── ConnectError
@@ -24,6 +25,7 @@ __all__ = [
     "ConnectError",
     "CudaError",
     "InvalidArgument",
+    "MessageTruncated",
     "PeerLost",
     "RdmaKitError",
     "SetupError",
@@ -64,6 +66,10 @@ class CudaError(RdmaKitError):
 
 class CollectiveMismatch(RdmaKitError):
     """Ranks of one communicator made different calls; raised on every rank."""
+
+
+class MessageTruncated(RdmaKitError):
+    """A message was longer than the receiver's array and is lost; the communicator is usable."""
 
 
 class CommunicatorClosed(RdmaKitError):

@@ -9,10 +9,11 @@ is copied and reduced.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -23,9 +24,11 @@ from rdmakit.protocols import Channel, Request, Window
 from rdmakit.reduction import Reducer
 from rdmakit.waiting import Waiter, settle
 
-__all__ = ["Bound", "Places"]
+__all__ = ["Bound", "BoundRun", "Guard", "Places"]
 
 Array = npt.NDArray[Any]
+_BURST = 8
+"""Copies and reductions after which a run that is not waited for lets others have a turn."""
 _COPY, _REDUCE, _POST, _AWAIT, _SEND, _RECV = range(6)
 _Op = tuple[int, Any, Any, Any]
 
@@ -36,6 +39,25 @@ class Places:
 
     window: dict[int, int]
     job: Sequence[int]
+
+
+def _nothing(*_: Any) -> Any:
+    """Stand where a program has no messages."""
+
+
+_NO_CHANNEL: tuple[Callable[..., Any], ...] = (_nothing, _nothing, _nothing)
+
+
+class Guard(Protocol):
+    """A lock."""
+
+    def enter(self) -> None:
+        """Take it."""
+        ...
+
+    def leave(self) -> None:
+        """Give it back."""
+        ...
 
 
 class Bound:
@@ -50,6 +72,7 @@ class Bound:
         window: Window | None,
         channel: Channel | None,
         waiter: Waiter,
+        guard: Guard,
         reduce: Reducer,
         label: str,
     ) -> None:
@@ -63,11 +86,12 @@ class Bound:
             window: needed if the program has window steps.
             channel: needed if it has messages.
             waiter: deadline and yielding.
+            guard: held while ``run`` uses the channel.
             reduce: what a Reduce step calls.
             label: names the operation in errors.
         """
         self.program, self._window, self._channel, self._waiter = program, window, channel, waiter
-        self._places, self.label = places, label
+        self._places, self.label, self._guard = places, label, guard
         self._scratch = np.empty(program.scratch, dtype)
         spaces = {space: array_at(*where, dtype) for space, where in addresses.items()}
         spaces[Space.SCRATCH] = self._scratch
@@ -107,6 +131,13 @@ class Bound:
             self._run_messages(tag, keep)
         else:
             self._run_straight(tag, keep)
+
+    def start(self, tag: int, keep: Sequence[object] = ()) -> BoundRun:
+        """Return a run that does a little at a time. Collective, does not block.
+
+        The next run, or ``run``, may begin once it is complete. Arguments as of ``run``.
+        """
+        return BoundRun(self, tag, keep)
 
     def _compile(self, step: object, view: Callable[[Ref], Array]) -> _Op:
         match step:
@@ -176,25 +207,59 @@ class Bound:
         window.base = base + self.program.span
 
     def _run_messages(self, tag: int, keep: Sequence[object] = ()) -> None:
-        window, channel, reduce = self._window, self._channel, self._reduce
+        channel, waiter, guard = self._channel, self._waiter, self._guard
         assert channel is not None
-        base = window.base if window is not None else 0
-        send, recv, progress, waiter = channel.send, channel.recv, channel.progress, self._waiter
-        ops, waiters = self._ops, self._waiters
-        left, ready = self._left.copy(), self._first.copy()
         requests: list[tuple[Request, int]] = []
         flags: list[int] = []
-        remaining = len(ops)
-        waiter.start()
+        waits_for = partial(self._blocked, requests, flags)
+        guard.enter()
+        try:
+            flow = self._flow(tag, keep, requests, flags, sys.maxsize)
+            waiter.start()
+            try:
+                for moved in flow:
+                    if moved:
+                        waiter.start()
+                    waiter.idle(waits_for)
+                settle(channel.flush, channel.progress)
+            except BaseException:
+                flow.close()
+                raise
+        finally:
+            guard.leave()
+
+    def _blocked(self, requests: Sequence[tuple[Request, int]], flags: Sequence[int]) -> str:
+        return self._waits_for(*sorted([*(index for _, index in requests), *flags]))
+
+    def _flow(
+        self,
+        tag: int,
+        keep: Sequence[object],
+        requests: list[tuple[Request, int]],
+        flags: list[int],
+        burst: int,
+    ) -> Generator[bool, None, None]:
+        """Run as a data flow; yield whether anything was done since, where all now waits.
+
+        Also after ``burst`` copies and reductions. ``requests`` and ``flags`` are what it waits
+        for. Closing it gives up its messages.
+        """
+        window, channel, reduce = self._window, self._channel, self._reduce
+        base = window.base if window is not None else 0
+        send, recv, progress = (
+            (channel.send, channel.recv, channel.progress) if channel is not None else _NO_CHANNEL
+        )
+        ops, waiters = self._ops, self._waiters
+        left, ready = self._left.copy(), self._first.copy()
+        remaining, moved, calls = len(ops), False, burst
         try:
             while remaining:
                 finished: list[int] = []
                 if ready:
                     index = heapq.heappop(ready)
                     code, a, b, c = ops[index]
-                    if code in (_SEND, _RECV):
-                        request = (send if code == _SEND else recv)(a, b, tag + c)
-                        requests.append((request, index))
+                    if code >= _SEND:
+                        requests.append(((send if code == _SEND else recv)(a, b, tag + c), index))
                     elif code == _AWAIT:
                         flags.append(index)
                     else:
@@ -206,6 +271,7 @@ class Bound:
                             assert window is not None
                             window.post(a, base + b)
                         finished.append(index)
+                        calls -= 1
                     if ready and not finished:
                         continue  # start all that can start before looking at any
                 progress()
@@ -216,13 +282,13 @@ class Bound:
                             finished.append(entry[1])
                         else:
                             still.append(entry)
-                    requests = still
+                    requests[:] = still
                 if flags:
                     assert window is not None
                     passed = [i for i in flags if window.reached(*ops[i][1:3], base + ops[i][3])]
                     if passed:
                         finished += passed
-                        flags = [i for i in flags if i not in passed]
+                        flags[:] = [i for i in flags if i not in passed]
                 for index in finished:
                     remaining -= 1
                     for waiting in waiters[index]:
@@ -230,15 +296,43 @@ class Bound:
                         if not left[waiting]:
                             heapq.heappush(ready, waiting)
                 if finished:
-                    waiter.start()
+                    moved = True
+                    if calls <= 0 and remaining:
+                        yield True
+                        moved, calls = False, burst
                 elif not ready:
-                    waiter.idle(partial(self._blocked, requests, flags))
-            settle(channel.flush, progress)
+                    yield moved
+                    moved, calls = False, burst
         except BaseException:
-            channel.abandon([request for request, _ in requests], [self, keep])
+            if channel is not None:
+                channel.abandon([request for request, _ in requests], [self, keep])
             raise
         if window is not None:
             window.base = base + self.program.span
 
-    def _blocked(self, requests: Sequence[tuple[Request, int]], flags: Sequence[int]) -> str:
-        return self._waits_for(*sorted([*(index for _, index in requests), *flags]))
+
+class BoundRun:
+    """A program under way; see :class:`rdmakit.family.Run`."""
+
+    __slots__ = ("_bound", "_flags", "_flow", "_requests", "moved")
+
+    def __init__(self, bound: Bound, tag: int, keep: Sequence[object]) -> None:
+        self._bound = bound
+        self._requests: list[tuple[Request, int]] = []
+        self._flags: list[int] = []
+        self._flow = bound._flow(tag, keep, self._requests, self._flags, _BURST)
+        self.moved = False
+
+    def advance(self) -> bool:
+        """Do a little of what can be done without waiting; return whether it is complete."""
+        moved = next(self._flow, None)
+        self.moved = moved is None or moved
+        return moved is None
+
+    def waits_for(self) -> str:
+        """Return whom it waits for."""
+        return self._bound._blocked(self._requests, self._flags)
+
+    def abandon(self) -> None:
+        """Give up its messages."""
+        self._flow.close()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from rdmakit.agreement import Agreement
@@ -14,21 +13,15 @@ from rdmakit.device import DeviceGroup
 from rdmakit.errors import (
     CommunicatorClosed,
     InvalidArgument,
+    TransportError,
     UnsupportedError,
 )
+from rdmakit.family import Family, Poll
 from rdmakit.intra.device_calls import Registration
 from rdmakit.protocols import Bootstrap
 from rdmakit.waiting import Waiter
 
-__all__ = ["Group", "State"]
-
-
-@dataclass
-class State:
-    """What groups with a common window and channel share."""
-
-    failure: str = ""
-    """Why they are unusable; empty while they are not."""
+__all__ = ["Group"]
 
 
 class Group:
@@ -41,11 +34,17 @@ class Group:
     """
 
     def __init__(
-        self, bootstrap: Bootstrap, waiter: Waiter, config: Config, label: str, state: State | None
+        self,
+        bootstrap: Bootstrap,
+        waiter: Waiter,
+        config: Config,
+        label: str,
+        family: Family | None,
     ) -> None:
         self.rank, self.size, self.label = bootstrap.rank, bootstrap.size, label
         self._bootstrap, self._waiter, self._config = bootstrap, waiter, config
-        self._state = state if state is not None else State()
+        self._state = family if family is not None else Family()
+        self._engine = self._state.engine
         self._on_device: DeviceGroup | None = None
         self._agreement = Agreement(bootstrap, waiter, label, self._fail, on=config.check)
 
@@ -72,7 +71,7 @@ class Group:
         Collective in the node, blocking; equal sizes on all ranks. It is registered until close.
         Raises as :meth:`register`.
         """
-        self._check_usable()
+        self._take_turn()
         self._agreement.agree(f"empty {shape} {dtype}")
         return self._gpu().empty(shape, dtype)[0]
 
@@ -90,7 +89,7 @@ class Group:
                 asynchronous pool), or sizes differ; the communicator stays usable.
             InvalidArgument: not GPU memory.
         """
-        self._check_usable()
+        self._take_turn()
         buffer = as_buffer(array, "array")
         if buffer.kind is not MemoryKind.DEVICE:
             raise InvalidArgument("array is host memory; only GPU arrays are registered")
@@ -100,7 +99,7 @@ class Group:
 
     def unregister(self, registration: Registration | None) -> None:
         """Undo :meth:`register`. Collective in the node, blocking: waits for this rank's calls."""
-        self._check_usable()
+        self._take_turn()
         self._agreement.agree("unregister")
         self._gpu().unregister(registration)
 
@@ -132,30 +131,64 @@ class Group:
         if self._state.failure:
             raise CommunicatorClosed(f"this communicator is unusable: {self._state.failure}")
 
+    def _take_turn(self) -> None:
+        """Let collectives that were called before, and do not block, become complete."""
+        if self._state.failure:
+            self._check_usable()
+        family = self._state
+        if not family.works and not family.taken:
+            return
+        last = family.works[-1].pending if family.works else None
+
+        def free() -> bool:
+            return not family.taken and (last is None or last.done)
+
+        def moves() -> object:
+            return len(family.works), sum(work.pending.moves for work in family.works)
+
+        try:
+            self._engine.wait(free, self._waiter, family.waits_for, moves)
+        except TransportError as exc:
+            self._fail(exc)
+            raise
+        self._check_usable()
+
     def _fail(self, exc: BaseException) -> None:
         """Make this group, and those that share its window and channel, unusable."""
-        self._state.failure = f"{type(exc).__name__}: {exc}"
+        self._state.fail(exc)
 
     def _checked_once(
         self, call: Callable[[], object], what: tuple[Any, ...]
-    ) -> Callable[[], object]:
+    ) -> tuple[Callable[[], object], Callable[[], Poll | None]]:
+        """Return ``call`` and what begins it in its turn, where only the first compares ranks."""
         compared = False
 
         def run() -> None:
             nonlocal compared
-            self._check_usable()
+            self._take_turn()
             if not compared:
                 self._compare(what)
                 compared = True
             call()
 
-        return run
+        def start() -> Poll | None:
+            nonlocal compared
+            before, compared = compared, True
+            return None if before else self._start_compare(what)
+
+        return run, start
 
     def _compare(self, what: tuple[Any, ...]) -> None:
-        if not self._config.check:
-            return
-        kind, send, recv, op, name, root = what
-        self._agreement.agree(
-            f"{kind.value} count={send.count} dtype={recv.dtype} op={op.value} "
-            f"algorithm={name} root={root}"
-        )
+        if self._config.check:
+            self._agreement.agree(_described(what))
+
+    def _start_compare(self, what: tuple[Any, ...]) -> Poll | None:
+        return self._agreement.start(_described(what)) if self._config.check else None
+
+
+def _described(what: tuple[Any, ...]) -> str:
+    kind, send, recv, op, name, root = what
+    return (
+        f"{kind.value} count={send.count} dtype={recv.dtype} op={op.value} "
+        f"algorithm={name} root={root}"
+    )

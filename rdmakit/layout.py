@@ -39,6 +39,13 @@ class RankLayout:
             start += size
         return cls(tuple(nodes))
 
+    def part(self, ranks: Sequence[int]) -> RankLayout:
+        """Return where ``ranks`` are, numbered anew in the order given."""
+        nodes: dict[int, list[int]] = {}
+        for number, rank in enumerate(ranks):
+            nodes.setdefault(self.node_of(rank), []).append(number)
+        return RankLayout(tuple(map(tuple, nodes.values())))
+
     @cached_property
     def size(self) -> int:
         """Number of ranks."""

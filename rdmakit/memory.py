@@ -15,7 +15,7 @@ import numpy as np
 
 from rdmakit.errors import PeerLost, TransportError
 from rdmakit.inter.tags import MESSAGES
-from rdmakit.protocols import Bytes, Request
+from rdmakit.protocols import Arrived, Bytes, Request
 
 __all__ = ["MemoryBootstrap", "MemoryChannel", "MemoryWindow", "Post", "run_threads"]
 
@@ -31,6 +31,7 @@ class _Meeting:
         self.lock = threading.Lock()
         self.slots: list[Any] = [None] * size
         self.arrived: dict[int, int] = defaultdict(int)
+        self.gathered: dict[int, dict[int, bytes]] = defaultdict(dict)
         self.groups: dict[Any, _Meeting] = {}
 
     def exchange(self, rank: int, value: Any) -> list[Any]:
@@ -46,7 +47,8 @@ class MemoryBootstrap:
 
     def __init__(self, meeting: _Meeting, rank: int) -> None:
         self._meeting, self.rank, self.size = meeting, rank, meeting.size
-        self._barriers = 0
+        self._barriers = self._gathers = 0
+        self._subsets: dict[tuple[int, ...], int] = defaultdict(int)
         self.host = "memory"
 
     @classmethod
@@ -74,6 +76,30 @@ class MemoryBootstrap:
         with meeting.lock:
             meeting.arrived[number] += 1
         return lambda: meeting.arrived[number] >= meeting.size
+
+    def start_gather(self, data: bytes) -> Callable[[], list[bytes] | None]:
+        """Start an all-gather and return its test."""
+        meeting = self._meeting
+        with meeting.lock:
+            told = meeting.gathered[self._gathers]
+            told[self.rank] = data
+        self._gathers += 1
+
+        def test() -> list[bytes] | None:
+            if len(told) < meeting.size:
+                return None
+            return [told[rank] for rank in range(meeting.size)]
+
+        return test
+
+    def subset(self, ranks: Sequence[int]) -> MemoryBootstrap:
+        """Return the control plane of ``ranks``, made by whichever comes first."""
+        members = tuple(ranks)
+        key = (members, self._subsets[members])
+        self._subsets[members] += 1
+        with self._meeting.lock:
+            meeting = self._meeting.groups.setdefault(key, _Meeting(len(members)))
+        return MemoryBootstrap(meeting, members.index(self.rank))
 
     def split(self, color: int, key: int) -> MemoryBootstrap:
         """Return the control plane of the ranks with equal ``color``."""
@@ -127,7 +153,7 @@ class MemoryWindow:
 
 class _Message:
     def __init__(self, data: Bytes) -> None:
-        self.data, self.complete, self.problem = data, False, ""
+        self.data, self.complete, self.problem, self.number = data, False, "", 0
 
     def done(self) -> bool:
         if self.problem:
@@ -135,11 +161,20 @@ class _Message:
         return self.complete
 
 
+def _deliver(src: _Message, dst: _Message) -> None:
+    if src.data.nbytes > dst.data.nbytes:
+        dst.problem = f"{src.data.nbytes} bytes sent, room for {dst.data.nbytes}"
+    else:
+        dst.data[: src.data.nbytes] = src.data
+    src.complete = dst.complete = True
+
+
 class Post:
     """What the channels of one job share: messages that wait for their other half."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
+        self.sent = 0
         self.sends: dict[tuple[int, int, int], deque[_Message]] = defaultdict(deque)
         self.recvs: dict[tuple[int, int, int], deque[_Message]] = defaultdict(deque)
         self.lost: set[int] = set()
@@ -178,16 +213,35 @@ class MemoryChannel:
         with post.lock:
             others = (post.recvs if sending else post.sends)[key]
             if not others:
+                post.sent += 1
+                message.number = post.sent
                 (post.sends if sending else post.recvs)[key].append(message)
                 return message
             other = others.popleft()
-            src, dst = (message, other) if sending else (other, message)
-            if src.data.nbytes > dst.data.nbytes:
-                dst.problem = f"{src.data.nbytes} bytes sent, room for {dst.data.nbytes}"
-            else:
-                dst.data[: src.data.nbytes] = src.data
-            src.complete = dst.complete = True
+            _deliver(*(message, other) if sending else (other, message))
         return message
+
+    def arrived(self, tag: int, mask: int) -> Arrived | None:
+        """Take a message out of the matching."""
+        post = self._post
+        with post.lock:
+            there = [
+                (queue[0].number, key)
+                for key, queue in post.sends.items()
+                if queue and key[1] == self.rank and key[2] & mask == tag & mask
+            ]
+            if not there:
+                return None
+            source, _, whole = key = min(there)[1]
+            message = post.sends[key].popleft()
+
+        def receive(data: Bytes) -> Request:
+            into = _Message(data)
+            with post.lock:
+                _deliver(message, into)
+            return into
+
+        return Arrived(source, whole, message.data.nbytes, receive)
 
     def progress(self) -> None:
         """Nothing to do."""

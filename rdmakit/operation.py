@@ -1,37 +1,89 @@
-"""A collective bound to its arrays."""
+"""Calls bound to their arrays, to be done any number of times."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import Any
 
+from rdmakit.errors import InvalidArgument
 from rdmakit.plan.steps import Program, Send
+from rdmakit.request import Request
 
-__all__ = ["Operation"]
+__all__ = ["Operation", "Persistent"]
 
 
-@dataclass
-class Operation:
-    """A collective bound to its arrays, to be called any number of times (MPI's persistent form).
+class Persistent:
+    """A call bound to its arrays, which it keeps alive (MPI's persistent request)."""
 
-    Calling it is collective and blocking. It keeps the arrays alive.
+    def __init__(self, start: Callable[[], Request]) -> None:
+        """Made by ``bind``, ``Send_init`` and ``Recv_init``."""
+        self._start = start
+        self._request: Request | None = None
+
+    def Start(self) -> None:
+        """Begin to do it once; Wait or Test completes it. Does not block.
+
+        Raises:
+            InvalidArgument: it was started before and not waited for.
+        """
+        if self._request is not None:
+            raise InvalidArgument("this operation was started already: Wait for it first")
+        self._request = self._start()
+
+    def Test(self, status: Any = None) -> bool:
+        """Move things along, and return whether what was started is complete. Local.
+
+        True where nothing was started. Raises what went wrong.
+        """
+        request = self._request
+        if request is None:
+            return True
+        if not request.done:
+            request.poke()
+            if not request.done:
+                return False
+        return self.Wait(status)
+
+    def Wait(self, status: Any = None, *, timeout: float | None = None) -> bool:
+        """Return when what was started is complete. Blocking; see :meth:`Request.Wait`."""
+        if self._request is None:
+            return True
+        request, self._request = self._request, None
+        return request.Wait(status, timeout=timeout)
+
+
+def _only_called() -> Request:
+    raise InvalidArgument("this operation can only be called: it has no form that does not block")
+
+
+class Operation(Persistent):
+    """A collective bound to its arrays, to be called any number of times.
+
+    Calling it is collective and blocking; ``Start`` does not block.
+
+    Attributes:
+        algorithm: what it was planned as; ``mpi`` is the MPI library's own.
+        program: this rank's steps; None for ``mpi``.
+        itemsize: bytes of an element.
+        call: the bare callable, for loops where a Python frame counts.
     """
 
-    algorithm: str
-    """What it was planned as; ``mpi`` is the MPI library's own."""
-    program: Program | None
-    """This rank's steps; None for ``mpi``."""
-    itemsize: int
-    _call: Callable[[], object]
+    def __init__(
+        self,
+        algorithm: str,
+        program: Program | None,
+        itemsize: int,
+        call: Callable[[], object],
+        start: Callable[[], Request] = _only_called,
+    ) -> None:
+        """Made by ``bind``."""
+        super().__init__(start)
+        self.algorithm, self.program, self.itemsize = algorithm, program, itemsize
+        self.call = call
 
     def __call__(self) -> None:
         """Do it once. Collective, blocking."""
-        self._call()
-
-    @property
-    def call(self) -> Callable[[], object]:
-        """The bare callable, for loops where a Python frame counts."""
-        return self._call
+        self.call()
 
     @property
     def sent_bytes(self) -> int | None:

@@ -8,12 +8,23 @@ in-memory fakes, POSIX shared memory, CUDA IPC, UCX and MPI are interchangeable.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Bootstrap", "Bytes", "Channel", "DeviceChannel", "Request", "Window"]
+__all__ = [
+    "Arrived",
+    "Bootstrap",
+    "Bytes",
+    "Channel",
+    "DeviceChannel",
+    "Mail",
+    "Request",
+    "TaggedChannel",
+    "Window",
+]
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -37,8 +48,19 @@ class Bootstrap(Protocol):
         """Start a barrier and return its test. Collective; neither it nor the test blocks."""
         ...
 
+    def start_gather(self, data: bytes) -> Callable[[], list[bytes] | None]:
+        """Start an all-gather and return its test, which gives the result, or None before.
+
+        Collective; neither it nor the test blocks.
+        """
+        ...
+
     def split(self, color: int, key: int) -> Bootstrap:
         """Return the control plane of the ranks with equal ``color``, ordered by ``key``."""
+        ...
+
+    def subset(self, ranks: Sequence[int]) -> Bootstrap:
+        """Return the control plane of ``ranks``, in that order. Collective in these alone."""
         ...
 
     def abort(self, code: int) -> None:
@@ -55,6 +77,42 @@ class Request(Protocol):
         Raises:
             TransportError: it failed.
         """
+        ...
+
+
+@dataclass(slots=True)
+class Arrived:
+    """A message that has come and waits for memory; nobody else can receive it any more."""
+
+    source: int
+    """Rank that sent it."""
+    tag: int
+    """The user's tag."""
+    nbytes: int
+    """Its length."""
+    receive: Callable[[Bytes], Request]
+    """Starts receiving it into memory of at least that length. Local, does not block."""
+
+
+class Mail(Protocol):
+    """Messages between two ranks of one communicator, with tags of the user's."""
+
+    tags: int
+    """The user's tags are below this; equal on all ranks."""
+
+    def send(self, peer: int, data: Bytes, tag: int) -> Request:
+        """Start sending ``data`` to rank ``peer``. Local, does not block.
+
+        The caller keeps the memory alive until the request is done.
+        """
+        ...
+
+    def arrived(self) -> Arrived | None:
+        """Take the next message that has come, if any; those of one source in their order."""
+        ...
+
+    def abandon(self, requests: Sequence[Request], keep: Sequence[object]) -> None:
+        """Give up ``requests`` after an error; ``keep`` (their memory) must outlive them."""
         ...
 
 
@@ -128,6 +186,17 @@ class DeviceChannel(Channel, Protocol):
 
     def wrap_device(self, address: int, nbytes: int) -> Any:
         """Return a reusable handle of GPU memory for send and recv. Local; owns nothing."""
+        ...
+
+
+class TaggedChannel(Channel, Protocol):
+    """A channel that tells what has come, by part of the tag."""
+
+    def arrived(self, tag: int, mask: int) -> Arrived | None:
+        """Take the first message that has come with ``tag`` in the bits of ``mask``, if any.
+
+        Its ``tag`` is the whole one, without the source. Local, does not block.
+        """
         ...
 
 

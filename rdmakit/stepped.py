@@ -14,9 +14,9 @@ from typing import Any
 from rdmakit.buffer import Buffer
 from rdmakit.config import format_size
 from rdmakit.datatypes import ReduceOp
-from rdmakit.device_program import DeviceProgram, DeviceWork
+from rdmakit.device_program import DeviceProgram, DeviceRun, DeviceWork
 from rdmakit.errors import UnsupportedError
-from rdmakit.executor import Places
+from rdmakit.executor import Guard, Places
 from rdmakit.layout import RankLayout
 from rdmakit.plan.planner import program
 from rdmakit.plan.select import choose
@@ -25,7 +25,7 @@ from rdmakit.plan.steps import Space
 from rdmakit.protocols import DeviceChannel, Window
 from rdmakit.waiting import Waiter
 
-__all__ = ["AREA", "Stepped"]
+__all__ = ["AREA", "Stepped", "SteppedRun"]
 
 AREA = 24 << 20
 """Bytes of each rank's window on its GPU: three chunks of 8 MiB, whose copies take some times as
@@ -36,6 +36,10 @@ _SMALL = 256 << 10
 """Bytes of a shard up to which the rail takes the schedule of fewest rounds: each round costs a
 launch and a look at an event beside its message."""
 _KEPT = 32
+_CAPTURE = (
+    "the host takes part in this collective, which a CUDA graph cannot hold: call it outside the "
+    "capture"
+)
 
 
 class Stepped:
@@ -49,9 +53,11 @@ class Stepped:
         counters: window whose counters say what is in the areas.
         channel: carries messages of GPU memory; None in one node.
         waiter: deadline of waits.
+        guard: held while counters and channel are used.
         door: :mod:`rdmakit.drivers.cuda`.
         combine: as :func:`rdmakit.intra.device_local.combine`, without the device.
         flush: makes a NIC's writes visible to all GPUs, where that is needed.
+        enter: makes the GPU current in the calling thread.
         next_tag: gives the first tag of the group's next operation.
         label: names the group in errors.
     """
@@ -66,16 +72,20 @@ class Stepped:
         counters: Window | None,
         channel: DeviceChannel | None,
         waiter: Waiter,
+        guard: Guard,
         door: Any,
         combine: Callable[..., Callable[[int], object]],
         flush: Callable[[], None] | None,
+        enter: Callable[[], None],
         next_tag: Callable[[], int],
         label: str,
     ) -> None:
         self._layout, self._rank, self._places = layout, rank, places
         self._areas, self._counters, self._channel = areas, counters, channel
-        self._waiter, self._door, self._combine, self._flush = waiter, door, combine, flush
+        self._waiter, self._guard, self._door = waiter, guard, door
+        self._combine, self._flush, self._enter = combine, flush, enter
         self._next_tag, self._label = next_tag, label
+        self._own: Any = None
         self._bound: OrderedDict[tuple[Any, ...], DeviceProgram] = OrderedDict()
 
     def run(
@@ -89,12 +99,35 @@ class Stepped:
             TransportError: a message failed.
         """
         if self._door.is_capturing(stream):
-            raise UnsupportedError(
-                "the host takes part in this collective, which a CUDA graph cannot hold: call it "
-                "outside the capture"
-            )
+            raise UnsupportedError(_CAPTURE)
         if max(send.count, recv.count):
             self._bind(kind, send, recv, op, root).run(self._next_tag(), stream)
+
+    def start(
+        self, kind: Kind, send: Buffer, recv: Buffer, op: ReduceOp, root: int, stream: int
+    ) -> Callable[[], SteppedRun]:
+        """Return what begins it at its turn, after the present work of ``stream``. Local.
+
+        The copies and reductions go onto a stream of their own; the run is complete when the
+        result is there, for all streams. Raises as :meth:`run`.
+        """
+        if self._door.is_capturing(stream):
+            raise UnsupportedError(_CAPTURE)
+        if self._own is None:
+            self._own = self._door.Stream()
+        own: int = self._own.ptr
+        ready = self._door.Event()
+        ready.record(stream)
+
+        def begin() -> SteppedRun:
+            self._enter()
+            self._door.wait_event(own, ready)
+            run = None
+            if max(send.count, recv.count):
+                run = self._bind(kind, send, recv, op, root).start(self._next_tag(), own)
+            return SteppedRun(run, own, ready)
+
+        return begin
 
     def _bind(
         self, kind: Kind, send: Buffer, recv: Buffer, op: ReduceOp, root: int
@@ -123,7 +156,8 @@ class Stepped:
             counters=self._counters,
             channel=self._channel,
             waiter=self._waiter,
-            work=DeviceWork(self._door, partial(self._launch, op), self._flush),
+            guard=self._guard,
+            work=DeviceWork(self._door, partial(self._launch, op), self._flush, self._enter),
             label=f"{self._label}{kind.value}/{name} {format_size(recv.nbytes)} on GPUs",
         )
         self._bound[key] = bound
@@ -141,3 +175,47 @@ class Stepped:
         for bound in self._bound.values():
             bound.close()
         self._bound.clear()
+        if self._own is not None:
+            self._own.close()
+            self._own = None
+
+
+class SteppedRun:
+    """A collective under way until its result is there; a :class:`rdmakit.family.Run`."""
+
+    def __init__(self, run: DeviceRun | None, stream: int, event: Any) -> None:
+        """Describe it.
+
+        Args:
+            run: what is done; None is nothing.
+            stream: where its work goes.
+            event: to mark the end with, closed then.
+        """
+        self._run, self._stream, self._event = run, stream, event
+        self._marked = self.moved = False
+
+    def advance(self) -> bool:
+        """Do what can be done without waiting; return whether it is complete."""
+        if not self._marked:
+            complete = self._run is None or self._run.advance()
+            self.moved = complete or (self._run is not None and self._run.moved)
+            if not complete:
+                return False
+            self._event.record(self._stream)
+            self._marked = True
+        if not self._event.done():
+            self.moved = False
+            return False
+        self._event.close()
+        return True
+
+    def waits_for(self) -> str:
+        """Return whom it waits for."""
+        if self._run is None or self._marked:
+            return "waiting for the GPU"
+        return self._run.waits_for()
+
+    def abandon(self) -> None:
+        """Give up its messages."""
+        if self._run is not None:
+            self._run.abandon()

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 
 from rdmakit.errors import TransferTimeout
 
-__all__ = ["Waiter", "settle", "spins_for"]
+__all__ = ["Waiter", "rest", "settle", "spins_for"]
 
 _CHECK_EVERY = 64
 """Idle rounds between two looks at the clock."""
@@ -47,6 +47,14 @@ def settle(flush: Callable[[], bool], progress: Callable[[], None]) -> None:
         os.sched_yield()
 
 
+def rest(seconds: float) -> None:
+    """Sleep, or for 0 let whoever is ready have the core."""
+    if seconds:
+        time.sleep(seconds)
+    else:
+        os.sched_yield()
+
+
 class Waiter:
     """The waits of one communicator on this rank."""
 
@@ -62,6 +70,8 @@ class Waiter:
         self.check_peers = check_peers
         self.progress: Callable[[], None] = lambda: None
         """Moves messages of earlier operations, in waits that look at none themselves."""
+        self.rest: Callable[[float], None] = rest
+        """Gives the core away: for so many seconds, or for 0 to whoever is ready."""
         self._idle = 0
         self._since = 0.0
         self._deadline = 0.0
@@ -86,7 +96,7 @@ class Waiter:
         self._idle += 1
         if self._idle <= self.spins:
             return
-        os.sched_yield()
+        self.rest(0)
         if self._idle % _CHECK_EVERY:
             return
         self.progress()
@@ -102,7 +112,7 @@ class Waiter:
         if self._idle % _PEERS_EVERY == 0:
             self.check_peers()
         if now - self._since > _NAP_AFTER:
-            time.sleep(_NAP)
+            self.rest(_NAP)
 
     def until(
         self,

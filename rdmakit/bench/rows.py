@@ -55,7 +55,7 @@ def phases(
         row = at_size(found).get(size)
         inside += time_of(row) if row is not None else 0.0
     nearest = min(rails, key=lambda nbytes: abs(nbytes * ranks - size))
-    if not 0.25 < nearest * ranks / size < 4:
+    if not 0.25 <= nearest * ranks / size <= 4:
         return None  # latency there, bandwidth here: nothing follows from it
     return inside, time_of(rails[nearest]) * (size / ranks) / nearest
 

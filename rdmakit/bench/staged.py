@@ -2,8 +2,8 @@
 
 An *out* copies pieces from the GPU into slots and hands each over when it has arrived; an *in*
 takes slots and copies them to the GPU. A :class:`Carrier` tells the peer of a slot: by memory that
-both ranks address. Nothing blocks; ``poll`` moves on what can move. Pieces go in order, so that the two ends, which are given the same transfers in
-the same order, agree in what a slot holds.
+both ranks address. Nothing blocks; ``poll`` moves on what can move. Pieces go in order, so that
+the two ends, which are given the same transfers in the same order, agree in what a slot holds.
 """
 
 from __future__ import annotations

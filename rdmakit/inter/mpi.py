@@ -1,4 +1,8 @@
-"""A channel over plain MPI messages: fallback where UCX cannot be had, and baseline."""
+"""Plain MPI messages: a channel where UCX cannot be had, and mail inside a node.
+
+Python's MPI takes counts of 31 bits unless it is of version 4; longer messages are sent as one
+element of a type that is made for them.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +13,9 @@ from typing import Any
 from rdmakit.bootstrap import MpiBootstrap, load_mpi
 from rdmakit.errors import TransportError, UnsupportedError
 from rdmakit.inter.tags import MESSAGES, unpack
-from rdmakit.protocols import Bytes, Request
+from rdmakit.protocols import Arrived, Bytes, Request
 
-__all__ = ["MpiChannel"]
+__all__ = ["MpiChannel", "MpiMail"]
 
 _QUARANTINE: list[object] = []
 _SEQUENCE_BITS = 2
@@ -32,6 +36,63 @@ class _MpiRequest:
             except load_mpi().Exception as exc:
                 raise TransportError(f"{self._what}: MPI says {exc}") from exc
         return self._complete
+
+
+_UNIT = 1 << 20
+_LARGEST = (1 << 31) - 1
+"""Bytes of a message that MPI counts one by one."""
+
+
+def _whole(data: Bytes, mpi: Any) -> tuple[list[Any], Any]:
+    """Return MPI's specification of the memory, and a type to be freed once it was given."""
+    if data.nbytes <= _LARGEST:
+        return [data, data.nbytes, mpi.BYTE], None
+    units, rest = divmod(data.nbytes, _UNIT)
+    unit = mpi.BYTE.Create_contiguous(_UNIT)
+    whole = mpi.Datatype.Create_struct([units, rest], [0, units * _UNIT], [unit, mpi.BYTE])
+    unit.Free()
+    whole.Commit()
+    return [data, 1, whole], whole
+
+
+class MpiMail:
+    """See :class:`rdmakit.protocols.Mail`: on an MPI communicator that has no other messages."""
+
+    def __init__(self, comm: Any) -> None:
+        """Describe it. Local; ``comm`` has the ranks of the communicator that is served."""
+        self._mpi, self._comm = load_mpi(), comm
+        self._status = self._mpi.Status()
+        self._probe = comm.Improbe
+        self.tags: int = (comm.Get_attr(self._mpi.TAG_UB) or 32767) + 1
+
+    def send(self, peer: int, data: Bytes, tag: int) -> Request:
+        """Start sending."""
+        what, made = _whole(data, self._mpi)
+        request = self._comm.Isend(what, peer, tag)
+        if made is not None:
+            made.Free()
+        return _MpiRequest(request, f"send to rank {peer}")
+
+    def arrived(self) -> Arrived | None:
+        """Take the next message that has come."""
+        status, mpi = self._status, self._mpi
+        message = self._probe(mpi.ANY_SOURCE, mpi.ANY_TAG, status)
+        if message is None:
+            return None
+        source: int = status.Get_source()
+
+        def receive(data: Bytes) -> Request:
+            what, made = _whole(data, mpi)
+            request = message.Irecv(what)
+            if made is not None:
+                made.Free()
+            return _MpiRequest(request, f"receive from rank {source}")
+
+        return Arrived(source, status.Get_tag(), status.Get_elements(mpi.BYTE), receive)
+
+    def abandon(self, requests: Sequence[Request], keep: Sequence[object]) -> None:
+        """Keep requests and memory until the process ends."""
+        _QUARANTINE.extend((requests, keep))
 
 
 class MpiChannel:

@@ -3,21 +3,28 @@
 UCX matches messages for the whole worker, so the source must be in the tag. Sequence numbers
 come round again after 1024 collectives of one communicator; since a rank starts a collective
 only after it finished the one before, messages of two that far apart never meet.
+
+Messages between two ranks alone have the user's tag in the place of sequence and message.
 """
 
 from __future__ import annotations
 
 import enum
 
-from rdmakit.errors import InvalidArgument
+from rdmakit.errors import InvalidArgument, UnsupportedError
+from rdmakit.protocols import Bootstrap
 
 __all__ = [
     "COMMUNICATORS",
+    "KIND_MASK",
     "MESSAGES",
     "SEQUENCES",
     "SOURCES",
+    "USER_TAGS",
+    "Numbers",
     "TagKind",
     "pack",
+    "source_of",
     "unpack",
     "with_source",
 ]
@@ -27,6 +34,11 @@ MESSAGES = 1 << _MESSAGE
 SEQUENCES = 1 << _SEQUENCE
 SOURCES = 1 << _SOURCE
 COMMUNICATORS = 1 << _COMMUNICATOR
+USER_TAGS = 1 << (_SEQUENCE + _MESSAGE)
+"""Tags that fit a message between two ranks."""
+_KINDS = (1 << _KIND) - 1
+KIND_MASK = (COMMUNICATORS - 1 << (_SOURCE + _KIND) | _KINDS) << (_SEQUENCE + _MESSAGE)
+"""The bits of communicator and kind."""
 
 
 class TagKind(enum.IntEnum):
@@ -64,6 +76,11 @@ def with_source(tag: int, source: int) -> int:
     return tag | source << (_KIND + _SEQUENCE + _MESSAGE)
 
 
+def source_of(tag: int) -> int:
+    """Return the job rank that sent ``tag``."""
+    return tag >> (_KIND + _SEQUENCE + _MESSAGE) & SOURCES - 1
+
+
 def unpack(tag: int) -> tuple[int, int, TagKind, int, int]:
     """Return (communicator, source, kind, sequence, message) of a tag."""
     message = tag % MESSAGES
@@ -73,3 +90,42 @@ def unpack(tag: int) -> tuple[int, int, TagKind, int, int]:
     kind = TagKind(tag % (1 << _KIND))
     tag >>= _KIND
     return tag >> _SOURCE, tag % SOURCES, kind, sequence, message
+
+
+class Numbers:
+    """Which numbers of communicators are in use on this rank of a job.
+
+    Each communicator has two, an even one and, for its rail, the next. The first is taken, and
+    the last is the channel's own. Numbers are used again as late as can be.
+    """
+
+    _PAIRS = COMMUNICATORS // 2 - 1
+    _BYTES = COMMUNICATORS // 16
+
+    def __init__(self) -> None:
+        self._taken, self._last = 1, 0
+
+    def agree(self, bootstrap: Bootstrap) -> int:
+        """Take a number that is free on all ranks of ``bootstrap``. Collective, blocking.
+
+        Raises:
+            UnsupportedError: on every rank: there is none.
+        """
+        mine = self._taken.to_bytes(self._BYTES, "little") + self._last.to_bytes(2, "little")
+        taken, last = 0, 0
+        for told in bootstrap.allgather(mine):
+            taken |= int.from_bytes(told[: self._BYTES], "little")
+            last = max(last, int.from_bytes(told[self._BYTES :], "little"))
+        for step in range(self._PAIRS):
+            pair = (last + 1 + step) % self._PAIRS
+            if not taken >> pair & 1:
+                self._taken |= 1 << pair
+                self._last = pair
+                return 2 * pair
+        raise UnsupportedError(
+            f"all {self._PAIRS} communicators that can share a channel are in use: close some"
+        )
+
+    def give_back(self, number: int) -> None:
+        """Let a number be used again. Local; after the communicator was closed."""
+        self._taken &= ~(1 << number // 2)

@@ -24,8 +24,16 @@ from rdmakit.errors import (
     TransportError,
     UnsupportedError,
 )
-from rdmakit.inter.tags import COMMUNICATORS, MESSAGES, TagKind, pack, with_source
-from rdmakit.protocols import Bootstrap, Bytes, Request
+from rdmakit.inter.tags import (
+    COMMUNICATORS,
+    MESSAGES,
+    SOURCES,
+    TagKind,
+    pack,
+    source_of,
+    with_source,
+)
+from rdmakit.protocols import Arrived, Bootstrap, Bytes, Request
 from rdmakit.waiting import Waiter, settle
 
 __all__ = ["UcxChannel", "context_config"]
@@ -121,7 +129,7 @@ class UcxChannel:
         self._worker, self._context, self._addresses = worker, context, addresses
         self._ucx, arr = ucx_loading.bindings()
         self._array = arr.Array
-        self._tag = self._ucx.UCXXTag
+        self._tag, self._mask = self._ucx.UCXXTag, self._ucx.UCXXTagMask
         self._endpoints: dict[int, Any] = {}
         self.address = b""
         """Of this rank's worker, for the others."""
@@ -266,6 +274,23 @@ class UcxChannel:
             self._endpoint(peer)
         request = self._worker.tag_recv(handle, self._tag(with_source(tag, peer)))
         return _UcxRequest(request, f"receive from rank {peer}")
+
+    def arrived(self, tag: int, mask: int) -> Arrived | None:
+        """Take a message out of UCX's matching."""
+        worker = self._worker
+        found = worker.tag_probe(self._tag(tag), self._mask(mask), True)
+        if not found.matched:
+            return None
+        whole: int = found.sender_tag.value
+        source = source_of(whole)
+
+        def receive(data: Bytes) -> Request:
+            if source not in self._endpoints:
+                self._endpoint(source)
+            request = worker.tag_recv_with_handle(self._array(data), found)
+            return _UcxRequest(request, f"receive from rank {source}")
+
+        return Arrived(source, whole & ~with_source(0, SOURCES - 1), found.length, receive)
 
     def progress(self) -> None:
         """Move messages along."""

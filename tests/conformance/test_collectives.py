@@ -7,7 +7,7 @@ import hashlib
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,42 +27,15 @@ from rdmakit.errors import (
     TransferTimeout,
     UnsupportedError,
 )
-from rdmakit.intra.posix_shm import PosixWindow
 from rdmakit.layout import RankLayout
 from rdmakit.memory import MemoryBootstrap, MemoryChannel, MemoryWindow, run_threads
 from rdmakit.plan.pieces import FLAGS
 from rdmakit.plan.shape import Kind
+from tests.conformance.ranks import SMALL_WINDOW, with_comm
 from tests.conformance.values import DTYPES, OPS, check
 
-T = TypeVar("T")
 SHAPES = ([1], [2], [3], [4], [2, 2], [3, 1], [1, 1, 2], [1, 1, 1])
-SMALL_WINDOW = 1 << 16
 REDUCES = (Kind.ALLREDUCE, Kind.REDUCE_SCATTER)
-
-
-def with_comm(
-    sizes: list[int],
-    body: Callable[[Communicator], T],
-    config: Config | None = None,
-    shm: bool = False,
-) -> list[T]:
-    """Run ``body`` on all ranks of a communicator over parts; close it where nothing was raised."""
-    config = config or Config(window_bytes=SMALL_WINDOW, timeout=20)
-    layout = RankLayout.of_sizes(sizes)
-
-    def main(boot: MemoryBootstrap) -> T:
-        node = boot.split(layout.node_of(boot.rank), boot.rank)
-        window: Any = None
-        if node.size > 1:
-            make = PosixWindow.create if shm else MemoryWindow.create
-            window = make(node, config.window_bytes, FLAGS)
-        channel = MemoryChannel.create(boot) if len(sizes) > 1 else None
-        comm = Communicator.from_parts(boot, layout, window, channel, config)
-        result = body(comm)
-        comm.close()
-        return result
-
-    return run_threads(layout.size, main)
 
 
 # -- results -----------------------------------------------------------------------------------

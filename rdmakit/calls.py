@@ -1,0 +1,380 @@
+"""How a collective call is done: checked, planned, bound to memory, and run now or in its turn."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from rdmakit.agreement import refusal
+from rdmakit.arguments import resolve
+from rdmakit.baseline import MPI_TYPES, mpi_call, mpi_start
+from rdmakit.buffer import Buffer
+from rdmakit.config import Config, format_size
+from rdmakit.datatypes import MemoryKind, ReduceOp, op_of
+from rdmakit.errors import InvalidArgument, TransportError, UnsupportedError
+from rdmakit.executor import Bound, Places
+from rdmakit.family import Family, Poll, Run, Work
+from rdmakit.group import Group
+from rdmakit.inter.tags import MESSAGES, SEQUENCES, TagKind, pack
+from rdmakit.layout import RankLayout
+from rdmakit.plan.planner import ALGORITHMS, program, why_not
+from rdmakit.plan.select import choose, limits_for
+from rdmakit.plan.shape import Call, Kind
+from rdmakit.plan.steps import Space
+from rdmakit.process.phase import current
+from rdmakit.protocols import Bootstrap, Channel, Window
+from rdmakit.reduction import no_reduce, reducer
+from rdmakit.request import Request, check_timeout
+from rdmakit.staging import HostCall
+from rdmakit.waiting import Waiter
+
+__all__ = ["Calls"]
+
+_BOUND_KEPT = 32
+_REDUCES = (Kind.ALLREDUCE, Kind.REDUCE_SCATTER)
+
+Asked = tuple[Kind, Buffer, Buffer, ReduceOp, str, int]
+"""A checked call: kind, send, recv, op, algorithm, root."""
+
+
+class Calls(Group):
+    """What the collectives of a group have in common; see :mod:`rdmakit.collectives`."""
+
+    def __init__(
+        self,
+        layout: RankLayout,
+        bootstrap: Bootstrap,
+        window: Window | None,
+        channel: Channel | None,
+        waiter: Waiter,
+        config: Config,
+        *,
+        identity: int = 0,
+        job_ranks: tuple[int, ...] | None = None,
+        mpi: Any = None,
+        label: str = "",
+        family: Family | None = None,
+    ) -> None:
+        super().__init__(bootstrap, waiter, config, label, family)
+        self.layout, self.window, self.channel = layout, window, channel
+        self._mpi, self._identity = mpi, identity
+        peers = layout.nodes[layout.node_of(self.rank)]
+        self._places = Places(
+            {rank: index for index, rank in enumerate(peers)},
+            job_ranks or tuple(range(self.size)),
+        )
+        self._first_tag = pack(identity, TagKind.COLLECTIVE, 0)
+        self._sequence = 0
+        self._bound: OrderedDict[tuple[Any, ...], Bound] = OrderedDict()
+
+    # -- now ----------------------------------------------------------------------------------
+
+    def _now(
+        self,
+        kind: Kind,
+        sendbuf: object,
+        recvbuf: object,
+        op: ReduceOp | str,
+        algorithm: str,
+        root: int,
+        timeout: float | None,
+        stream: object,
+    ) -> None:
+        try:
+            send, recv, op, name = self._resolve(kind, sendbuf, recvbuf, op, algorithm, root)
+        except (InvalidArgument, UnsupportedError) as exc:
+            self._agreement.refuse(kind.value, exc)
+            raise
+        usual = self._waiter.timeout
+        if timeout is not None:
+            check_timeout(timeout)
+            self._waiter.timeout = timeout
+        try:
+            self._take_turn()
+            self._compare((kind, send, recv, op, name, root))
+            if name == "device":
+                self._run_device(kind, send, recv, op, root, stream)
+            elif name == "mpi":
+                self._mpi_call(kind, send, recv, op, root, ())()
+            else:
+                self._run(self._bind(kind, send, recv, op, name, root), (sendbuf, recvbuf))
+        finally:
+            self._waiter.timeout = usual
+
+    def _resolve(
+        self,
+        kind: Kind,
+        sendbuf: object,
+        recvbuf: object,
+        op: ReduceOp | str,
+        algorithm: str,
+        root: int,
+    ) -> tuple[Buffer, Buffer, ReduceOp, str]:
+        """Check everything that one rank can check alone."""
+        self._check_usable()
+        op = op_of(op)
+        writes = kind is not Kind.BROADCAST or self.rank != root
+        send, recv = resolve(kind, sendbuf, recvbuf, self.rank, self.size, writes=writes)
+        if not 0 <= root < self.size:
+            raise InvalidArgument(f"root {root} is not in 0..{self.size - 1}")
+        name = self._algorithm(kind, max(send.nbytes, recv.nbytes), recv, algorithm)
+        if name == "device":
+            self._gpu().check(send, recv)
+        return send, recv, op, name
+
+    def _algorithm(self, kind: Kind, nbytes: int, recv: Buffer, wanted: str) -> str:
+        if recv.kind is MemoryKind.DEVICE:
+            if wanted not in ("auto", "device"):
+                raise UnsupportedError(f"algorithm {wanted!r} on GPU memory: auto or device")
+            return "device"
+        can_mpi = self._mpi is not None and recv.dtype.name in MPI_TYPES
+        if wanted == "auto":
+            return choose(kind, self.layout, nbytes, mpi=can_mpi)
+        if wanted == "mpi":
+            if not can_mpi:
+                raise UnsupportedError(
+                    f"mpi cannot serve {recv.dtype} here"
+                    + ("" if self._mpi is not None else ": this group has no MPI communicator")
+                )
+            return wanted
+        if wanted not in ALGORITHMS:
+            names = ", ".join(("auto", *ALGORITHMS, "mpi"))
+            raise InvalidArgument(f"unknown algorithm {wanted!r}; one of {names}")
+        reason = why_not(wanted, kind, self.layout)
+        if reason:
+            raise UnsupportedError(f"{wanted} {kind.value}: {reason}")
+        return wanted
+
+    def _bind(
+        self, kind: Kind, send: Buffer, recv: Buffer, op: ReduceOp, algorithm: str, root: int
+    ) -> Bound:
+        key = (kind, send.address, recv.address, send.count, recv.dtype, op, algorithm, root)
+        bound = self._bound.get(key)
+        if bound is not None:
+            self._bound.move_to_end(key)
+            return bound
+        itemsize = recv.dtype.itemsize
+        window = self.window.nbytes if self.window is not None else self._config.window_bytes
+        count = recv.count if kind is Kind.REDUCE_SCATTER else send.count
+        call = Call(kind, self.layout, count, limits_for(itemsize, window), root)
+        steps = program(algorithm, call, self.rank)
+        room = self.channel.messages if self.channel is not None else MESSAGES
+        if steps.tags > room:
+            raise UnsupportedError(
+                f"{algorithm} of {count} elements needs {steps.tags} message tags, "
+                f"{room} are there: cut the array"
+            )
+        bound = Bound(
+            steps,
+            recv.dtype,
+            {Space.SEND: (send.address, send.count), Space.RECV: (recv.address, recv.count)},
+            self._places,
+            self.window,
+            self.channel,
+            self._waiter,
+            self._engine,
+            reducer(recv.dtype, op) if kind in _REDUCES else no_reduce,
+            f"{self.label}{kind.value}/{algorithm} {format_size(recv.nbytes)}",
+        )
+        self._bound[key] = bound
+        if len(self._bound) > _BOUND_KEPT:
+            self._bound.popitem(last=False)
+        return bound
+
+    def _run(self, bound: Bound, keep: tuple[object, ...]) -> None:
+        family = self._state
+        if family.works or family.taken or family.failure:
+            self._take_turn()
+        sequence = self._sequence
+        self._sequence = sequence + 1
+        family.taken = True
+        before = current.enter(bound.label)
+        try:
+            bound.run(self._first_tag + sequence % SEQUENCES * MESSAGES, keep)
+        except BaseException as exc:
+            self._fail(exc)
+            raise
+        finally:
+            current.restore(before)
+            family.taken = False
+
+    def _next_tag(self) -> int:
+        """Return what keeps the next operation apart; called in the order of the operations."""
+        tag = self._first_tag + self._sequence % SEQUENCES * MESSAGES
+        self._sequence += 1
+        return tag
+
+    def _run_device(
+        self,
+        kind: Kind,
+        send: Buffer,
+        recv: Buffer,
+        op: ReduceOp,
+        root: int,
+        stream: object,
+        keep: object = None,
+    ) -> None:
+        if self._state.failure or self._state.works:
+            self._take_turn()
+        try:
+            self._gpu().run(kind, send, recv, op, root, stream, *self._host_calls())
+        except (InvalidArgument, UnsupportedError):
+            raise  # nothing was started
+        except BaseException as exc:
+            self._fail(exc)
+            raise
+
+    def _host_calls(self) -> tuple[HostCall, HostCall | None]:
+        """Return how this group, and its rail, do a collective on host memory."""
+        return self._on_host, None
+
+    def _on_host(self, kind: Kind, send: Buffer, recv: Buffer, op: ReduceOp, root: int) -> None:
+        name = self._algorithm(kind, max(send.nbytes, recv.nbytes), recv, "auto")
+        if name == "mpi":
+            self._mpi_call(kind, send, recv, op, root, ())()
+        else:
+            self._run(self._bind(kind, send, recv, op, name, root), ())
+
+    def _mpi_call(
+        self, kind: Kind, send: Buffer, recv: Buffer, op: ReduceOp, root: int, keep: object
+    ) -> Callable[[], object]:
+        call, failed = mpi_call(self._mpi, kind, send, recv, op, root)
+        name = f"{self.label}{kind.value}/mpi {format_size(recv.nbytes)}"
+        enter, restore, timeout = current.enter, current.restore, self._waiter.timeout
+        family, channel, threaded = self._state, self.channel, self._engine.threaded
+
+        def run(keep: object = keep) -> None:
+            if family.works or family.taken or family.failure:
+                self._take_turn()
+            if not threaded:  # on no rank: nobody moves other things while MPI blocks
+                start = self._start_mpi(kind, send, recv, op, root)
+                self._submit(name, keep, start, background=False).Wait(timeout=timeout)
+                return
+            before = None if current.watched else enter(name, (), 0, timeout)
+            try:
+                if channel is not None and channel.holds:  # nothing moves it inside MPI
+                    polls = (channel.progress,)
+                    self._waiter.until(channel.flush, polls, lambda: f"{name}: flushing")
+                call()
+            except failed as exc:
+                error = TransportError(f"{name}: MPI says {exc}")
+                self._fail(error)
+                raise error from exc
+            finally:
+                if before is not None:
+                    restore(before)
+
+        return run
+
+    # -- later, in the order of the calls -----------------------------------------------------
+
+    def _later(
+        self,
+        kind: Kind,
+        sendbuf: object,
+        recvbuf: object,
+        op: ReduceOp | str,
+        algorithm: str,
+        root: int,
+        stream: object,
+    ) -> Request:
+        try:
+            send, recv, op, name = self._resolve(kind, sendbuf, recvbuf, op, algorithm, root)
+            start = self._starter(kind, send, recv, op, name, root, (sendbuf, recvbuf))
+        except (InvalidArgument, UnsupportedError) as exc:
+            if self._config.check and not self._state.failure:
+                label, told = f"{self.label}{kind.value} refused", refusal(kind.value, exc)
+                self._submit(label, None, partial(self._agreement.start, told))
+            raise
+        if start is None:
+            return self._later_on_device(kind, send, recv, op, root, stream, (sendbuf, recvbuf))
+        compare = partial(self._start_compare, (kind, send, recv, op, name, root))
+        label = f"{self.label}{kind.value}/{name} {format_size(recv.nbytes)}"
+        return self._submit(label, (sendbuf, recvbuf), compare, start)
+
+    def _starter(
+        self,
+        kind: Kind,
+        send: Buffer,
+        recv: Buffer,
+        op: ReduceOp,
+        name: str,
+        root: int,
+        keep: tuple[object, ...],
+    ) -> Callable[[], Run] | None:
+        """Return what begins a checked call at its turn; None on GPU arrays, which have none."""
+        if name == "device":
+            return None
+        if name == "mpi":
+            return self._start_mpi(kind, send, recv, op, root)
+        bound = self._bind(kind, send, recv, op, name, root)
+        return lambda: bound.start(self._next_tag(), keep)
+
+    def _start_mpi(
+        self, kind: Kind, send: Buffer, recv: Buffer, op: ReduceOp, root: int
+    ) -> Callable[[], Run]:
+        call, failed = mpi_start(self._mpi, kind, send, recv, op, root)
+        label = f"{self.label}{kind.value}/mpi {format_size(recv.nbytes)}"
+
+        def mapped(action: Callable[[], Any]) -> Any:
+            try:
+                return action()
+            except failed as exc:
+                raise TransportError(f"{label}: MPI says {exc}") from exc
+
+        def start() -> Run:
+            # With ``call``, which holds what MPI reads.
+            request = mapped(call)
+            return Poll(partial(_tested, mapped, request.Test, call), label)
+
+        return start
+
+    def _submit(
+        self,
+        label: str,
+        keep: object,
+        *steps: Callable[[], Run | None],
+        background: bool = True,
+    ) -> Request:
+        self._check_usable()
+        request = Request(self._state, self._waiter, label, keep)
+        self._state.submit(Work(request, *steps), background=background)
+        return request
+
+    def _later_on_device(
+        self,
+        kind: Kind,
+        send: Buffer,
+        recv: Buffer,
+        op: ReduceOp,
+        root: int,
+        stream: object,
+        keep: tuple[object, ...],
+    ) -> Request:
+        """Start on a stream; the request is complete when the stream has passed it.
+
+        Nothing of the host's is needed, so it does not wait for its turn, but it takes one: calls
+        on host arrays that come later begin after it. The first makes windows, blocking.
+        """
+        if self._config.check or not self._gpu().begun:
+            self._take_turn()
+        self._compare((kind, send, recv, op, "device", root))
+        try:
+            begin = self._gpu().start(kind, send, recv, op, root, stream)
+        except (InvalidArgument, UnsupportedError):
+            raise  # nothing was started
+        except BaseException as exc:
+            self._fail(exc)
+            raise
+        label = f"{self.label}{kind.value}/device {format_size(recv.nbytes)}"
+        return self._submit(label, keep, begin)
+
+    def _release(self) -> None:
+        self._bound.clear()
+        self._state.failure = self._state.failure or "it was closed"
+
+
+def _tested(mapped: Callable[[Callable[[], Any]], Any], test: Callable[[], bool], _: object) -> Any:
+    return mapped(test)
