@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import log2
 
 from rdmakit.report.schema import Row
 
@@ -54,7 +55,7 @@ def phases(
         ranks = next((row.ranks for row in found), ranks)
         row = at_size(found).get(size)
         inside += time_of(row) if row is not None else 0.0
-    nearest = min(rails, key=lambda nbytes: abs(nbytes * ranks - size))
+    nearest = min(rails, key=lambda nbytes: abs(log2(nbytes * ranks / size)))
     if not 0.25 <= nearest * ranks / size <= 4:
         return None  # latency there, bandwidth here: nothing follows from it
     return inside, time_of(rails[nearest]) * (size / ranks) / nearest
