@@ -22,6 +22,7 @@ from rdmakit.group import Group, State
 from rdmakit.inter.tags import MESSAGES, SEQUENCES, TagKind, pack
 from rdmakit.layout import RankLayout
 from rdmakit.operation import Operation
+from rdmakit.packing import HostPacked, HostScratch, moved
 from rdmakit.plan.planner import ALGORITHMS, algorithms, program, why_not
 from rdmakit.plan.select import choose, limits_for
 from rdmakit.plan.shape import Call, Kind
@@ -98,8 +99,10 @@ class Collectives(Group):
         arrays makes windows, blocking.
 
         Args:
-            sendbuf: contiguous array, or ``IN_PLACE``, or the same array as ``recvbuf``.
-            recvbuf: contiguous array of the same count and type.
+            sendbuf: array, or ``IN_PLACE``, or the same array as ``recvbuf``. Elements are
+                counted in C order; if both arrays are in Fortran order, as they lie in memory.
+                Views with gaps (any strides) are gathered into scratch memory first.
+            recvbuf: array of the same count and type, each element in its own place.
             op: SUM, PROD, MAX or MIN.
             algorithm: auto, or one of ``algorithms(Kind.ALLREDUCE)``.
             timeout: seconds one wait may take; default: the configuration's.
@@ -185,25 +188,21 @@ class Collectives(Group):
         """Return the operation on these arrays, checked and planned once. Local.
 
         On GPU arrays each call is ordered on ``stream``, or on the stream current at the call.
+        Arrays with gaps are gathered and scattered in each call (``packed`` says so).
         With checking on, the first call compares the ranks' operations. Raises as Allreduce.
         """
         send, recv, op, name = self._resolve(kind, sendbuf, recvbuf, op, algorithm, root)
-        keep = (sendbuf, recvbuf)
-        steps: Program | None = None
+        what, keep = (kind, send, recv, op, name, root), (sendbuf, recvbuf)
         call: Callable[[], object]
         if name == "device":
             # With ``keep``, so that the operation holds the arrays.
-            call = partial(self._run_device, kind, send, recv, op, root, stream, keep)
-        elif name == "mpi":
-            call = self._mpi_call(kind, send, recv, op, root, keep)
+            steps, call = None, partial(self._run_device, kind, send, recv, op, root, stream, keep)
         else:
-            bound = self._bind(kind, send, recv, op, name, root)
-            steps = bound.program
-            call = partial(self._run, bound, keep)
-
+            call, steps = self._host_call(*what, keep, HostScratch())
         if self._config.check:
-            call = self._checked_once(call, (kind, send, recv, op, name, root))
-        return Operation(name, steps, recv.dtype.itemsize, call)
+            call = self._checked_once(call, what)
+        gaps = send.strided is not None or recv.strided is not None
+        return Operation(name, steps, recv.dtype.itemsize, call, gaps)
 
     def algorithms(self, kind: Kind) -> tuple[str, ...]:
         """Return the algorithms that can serve ``kind`` in this group. Local."""
@@ -237,10 +236,9 @@ class Collectives(Group):
             self._compare((kind, send, recv, op, name, root))
             if name == "device":
                 self._run_device(kind, send, recv, op, root, stream)
-            elif name == "mpi":
-                self._mpi_call(kind, send, recv, op, root, ())()
             else:
-                self._run(self._bind(kind, send, recv, op, name, root), (sendbuf, recvbuf))
+                keep, scratch = (sendbuf, recvbuf), self._state.scratch
+                self._host_call(kind, send, recv, op, name, root, keep, scratch)[0]()
         finally:
             self._waiter.timeout = usual
 
@@ -264,6 +262,30 @@ class Collectives(Group):
         if name == "device":
             self._gpu().check(send, recv)
         return send, recv, op, name
+
+    def _host_call(
+        self,
+        kind: Kind,
+        send: Buffer,
+        recv: Buffer,
+        op: ReduceOp,
+        name: str,
+        root: int,
+        keep: tuple[object, ...],
+        scratch: HostScratch,
+    ) -> tuple[Callable[[], object], Program | None]:
+        """Return the call on host arrays, and its program where it has one."""
+        packed: HostPacked | None = None
+        if send.strided is not None or recv.strided is not None:
+            packed = HostPacked(send, recv, scratch, **moved(kind, self.rank, root))
+            send, recv, keep = packed.send, packed.recv, (*keep, *packed.keep)
+        call: Callable[[], object]
+        if name == "mpi":
+            call, steps = self._mpi_call(kind, send, recv, op, root, keep), None
+        else:
+            bound = self._bind(kind, send, recv, op, name, root)
+            call, steps = partial(self._run, bound, keep), bound.program
+        return (packed.around(call) if packed is not None else call), steps
 
     def _algorithm(self, kind: Kind, nbytes: int, recv: Buffer, wanted: str) -> str:
         if recv.kind is MemoryKind.DEVICE:

@@ -212,7 +212,7 @@ class Communicator(Collectives):
         )
         self._gpus = DeviceSide(bootstrap, node_boot, waiter, gpu)
         for group, spans in ((self, "job"), (self.node, "node"), (self.rail, "rail")):
-            group._on_device = DeviceGroup(self._gpus, group.layout, spans=spans)
+            group._on_device = DeviceGroup(self._gpus, group.layout, rank=group.rank, spans=spans)
         self._parts = (bootstrap, node_boot, rail_boot)
         self.closed = False
 

@@ -20,9 +20,11 @@ from rdmakit.buffer import Buffer
 from rdmakit.datatypes import ReduceOp
 from rdmakit.drivers import cuda
 from rdmakit.errors import InvalidArgument, RdmaKitError, SetupError, UnsupportedError
+from rdmakit.intra import device_local
 from rdmakit.intra.device_node import DeviceNode, Registration
 from rdmakit.intra.device_words import check_memory
 from rdmakit.layout import RankLayout
+from rdmakit.packing import DevicePacking, moved
 from rdmakit.plan.shape import Kind
 from rdmakit.process.phase import current
 from rdmakit.protocols import Bootstrap
@@ -44,6 +46,10 @@ class Gpu:
     """Makes a node's collectives."""
     check: Callable[[str, Any, int], None] = check_memory
     """Refuses memory that kernels on a device cannot use."""
+    pack: Callable[..., Any] = device_local.pack
+    """Gathers an array with gaps."""
+    unpack: Callable[..., Any] = device_local.unpack
+    """Scatters into one."""
 
 
 @dataclass(frozen=True)
@@ -105,6 +111,7 @@ class DeviceSide:
         self._tried = False
         self._seen: set[tuple[int, int, int]] = set()
         self._stagings: list[Staging] = []
+        self._packing: DevicePacking | None = None
         self._event: Any = None
 
     # -- one rank alone -----------------------------------------------------------------------
@@ -140,10 +147,28 @@ class DeviceSide:
         self.gpu.door.activate(device)
         self.device = device
 
+    def refuse_capture(self, stream: object, what: str) -> None:
+        """Raise UnsupportedError where ``stream`` goes into a CUDA graph. Local."""
+        if self.gpu.door.is_capturing(stream_of(stream, self.gpu.door).ptr):
+            raise UnsupportedError(
+                f"{what} cannot be captured into a CUDA graph: call it before the capture begins "
+                "or after it has ended"
+            )
+
     def follow(self, stream: int, buffers: Sequence[Buffer]) -> None:
-        """Order later work of ``stream`` after what makes the arrays ready. Local."""
+        """Order later work of ``stream`` after what makes the arrays ready. Local.
+
+        Raises:
+            UnsupportedError: ``stream`` is captured, and an array names another one.
+        """
         for buffer in buffers:
             if buffer.stream and buffer.stream != stream:
+                if self.gpu.door.is_capturing(stream):
+                    raise UnsupportedError(
+                        f"an array is ready on stream {buffer.stream:#x}, outside of the CUDA "
+                        "graph under capture: give the stream of the capture as the array's, or "
+                        "pass a CuPy array"
+                    )
                 if self._event is None:
                     self._event = self.gpu.door.Event()
                 self._event.record(buffer.stream)
@@ -178,6 +203,13 @@ class DeviceSide:
         problems = [text.decode() for text in self._job.allgather(self._problem.encode())]
         return next((f"rank {r}: {text}" for r, text in enumerate(problems) if text), "")
 
+    @property
+    def packing(self) -> DevicePacking:
+        """What gathers arrays with gaps, closed with this."""
+        if self._packing is None:
+            self._packing = DevicePacking(self.gpu, self.device, self.waiter)
+        return self._packing
+
     def staging(self, **options: Any) -> Staging:
         """Return a way through host memory, closed with this."""
         self._stagings.append(Staging(self.gpu.door, self.waiter, **options))
@@ -192,25 +224,27 @@ class DeviceSide:
         """Release everything. Collective in the node, blocking; after an error local."""
         if self.node is not None:
             self.node.close()
-        for staging in self._stagings:
-            staging.close()
+        for part in (*self._stagings, self._packing):
+            if part is not None:
+                part.close()
         if self._event is not None:
             self._event.close()
-        self.node, self._stagings, self._event = None, [], None
+        self.node, self._stagings, self._packing, self._event = None, [], None, None
 
 
 class DeviceGroup:
     """Collectives on GPU arrays of one group of ranks."""
 
-    def __init__(self, side: DeviceSide, layout: RankLayout, *, spans: str) -> None:
+    def __init__(self, side: DeviceSide, layout: RankLayout, *, rank: int, spans: str) -> None:
         """Describe it. Local.
 
         Args:
             side: the communicator's.
             layout: where the group's ranks are.
+            rank: this rank in the group.
             spans: ``node``, ``job`` or ``rail``.
         """
-        self._side, self._layout, self._spans = side, layout, spans
+        self._side, self._layout, self._rank, self._spans = side, layout, rank, spans
         self._ready = False
         self._node: DeviceNode | None = None
         self._staging: Staging | None = None
@@ -251,12 +285,19 @@ class DeviceGroup:
             self._begin(number)
         if send.stream or recv.stream:
             side.follow(number, (send, recv))
-        if self._node is not None:
-            self._node.run(kind, send, recv, op, root, stream)
-        elif self._staging is not None:
-            self._staging.run(kind, send, recv, op, root, stream, whole, rail)
-        elif send.address != recv.address:  # alone
-            side.gpu.door.copy_async(recv.address, send.address, recv.nbytes, number)
+
+        def contiguous(send: Buffer, recv: Buffer) -> None:
+            if self._node is not None:
+                self._node.run(kind, send, recv, op, root, stream)
+            elif self._staging is not None:
+                self._staging.run(kind, send, recv, op, root, stream, whole, rail)
+            elif send.address != recv.address:  # alone
+                side.gpu.door.copy_async(recv.address, send.address, recv.nbytes, number)
+
+        if send.strided is None and recv.strided is None:
+            contiguous(send, recv)
+            return
+        side.packing.run(send, recv, number, contiguous, **moved(kind, self._rank, root))
 
     def _begin(self, number: int) -> None:
         """Choose the way. Collective, blocking."""
@@ -293,6 +334,7 @@ class DeviceGroup:
     def empty(self, shape: Any, dtype: Any) -> tuple[Any, Registration | None]:
         """Return a new zero-copy CuPy array and its registration. Collective, blocking."""
         self._side._find("a new array")
+        self._side.refuse_capture(None, "empty")
         dtype = np.dtype(dtype)
         shape = (shape,) if isinstance(shape, int) else tuple(shape)
         memory = self._side.gpu.door.DeviceMemory(int(np.prod(shape)) * dtype.itemsize)
@@ -306,6 +348,7 @@ class DeviceGroup:
         Returns:
             None where nothing can be mapped, and for an empty array.
         """
+        self._side.refuse_capture(None, "register")
         if not self._ready:
             self._begin(0)
         node = self._side.node
@@ -321,6 +364,7 @@ class DeviceGroup:
     def synchronize(self, stream: object) -> None:
         """Wait for ``stream``, moving messages. Local, blocking; raises as DeviceNode.wait."""
         side = self._side
+        side.refuse_capture(stream, "synchronize")
         number: int = stream_of(stream, side.gpu.door).ptr
         if side.node is not None:
             side.node.wait(number, (side.waiter.progress,))

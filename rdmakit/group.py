@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from rdmakit.agreement import Agreement
+from rdmakit.arguments import fortran
 from rdmakit.buffer import as_buffer
 from rdmakit.config import Config
 from rdmakit.datatypes import MemoryKind
@@ -17,6 +18,8 @@ from rdmakit.errors import (
     UnsupportedError,
 )
 from rdmakit.intra.device_calls import Registration
+from rdmakit.packing import HostScratch
+from rdmakit.process.phase import current
 from rdmakit.protocols import Bootstrap
 from rdmakit.waiting import Waiter
 
@@ -29,6 +32,8 @@ class State:
 
     failure: str = ""
     """Why they are unusable; empty while they are not."""
+    scratch: HostScratch = field(default_factory=HostScratch)
+    """For arrays with gaps, in one call after another."""
 
 
 class Group:
@@ -89,6 +94,10 @@ class Group:
         buffer = as_buffer(array, "array")
         if buffer.kind is not MemoryKind.DEVICE:
             raise InvalidArgument("array is host memory; only GPU arrays are registered")
+        if buffer.order == "strided":
+            raise UnsupportedError(
+                "array has gaps between its elements; register the array it is a view of"
+            )
         self._gpu().check(buffer, buffer)
         self._agreement.agree(f"register {buffer.nbytes} bytes")
         return self._gpu().register(buffer.address, buffer.nbytes, array)
@@ -110,11 +119,16 @@ class Group:
             PeerLost: a rank has failed.
         """
         self._check_usable()
+        before = current.enter(f"{self.label}synchronize")
         try:
             self._gpu().synchronize(stream)
+        except (InvalidArgument, UnsupportedError):
+            raise  # nothing was waited for
         except BaseException as exc:
             self._fail(exc)
             raise
+        finally:
+            current.restore(before)
 
     def _gpu(self) -> DeviceGroup:
         if self._on_device is None:
@@ -152,5 +166,5 @@ class Group:
         kind, send, recv, op, name, root = what
         self._agreement.agree(
             f"{kind.value} count={send.count} dtype={recv.dtype} op={op.value} "
-            f"algorithm={name} root={root}"
+            f"algorithm={name} root={root}{' order=F' if fortran(send, recv) else ''}"
         )

@@ -23,6 +23,8 @@ class Operation:
     """This rank's steps; None for ``mpi``."""
     itemsize: int
     _call: Callable[[], object]
+    packed: bool = False
+    """Whether an array has gaps (strides), so that each call gathers and scatters elements."""
 
     def __call__(self) -> None:
         """Do it once. Collective, blocking."""
