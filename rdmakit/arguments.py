@@ -9,13 +9,17 @@ from typing import Any
 
 import numpy as np
 
-from rdmakit.buffer import Buffer, as_buffer
+from rdmakit.buffer import Buffer, Strided, as_buffer, strided_at
 from rdmakit.datatypes import MemoryKind, dtype_of
 from rdmakit.errors import InvalidArgument, UnsupportedError
-from rdmakit.intra.device_kernels import REDUCED_DTYPES
+from rdmakit.intra.device_kernels import MAX_DIMS, REDUCED_DTYPES
+from rdmakit.intra.device_local import merge_dims
 from rdmakit.plan.shape import Kind
 
-__all__ = ["IN_PLACE", "resolve"]
+__all__ = ["IN_PLACE", "fortran", "resolve"]
+
+_OVERLAP_WORK = 100_000
+"""Candidates looked at before two views of the same stretch are taken to overlap."""
 
 
 class _InPlace:
@@ -32,6 +36,10 @@ def resolve(
 ) -> tuple[Buffer, Buffer]:
     """Return the buffers of a call of ``size`` ranks. Local.
 
+    Elements are counted in C order, so that views with any strides fit each other and those of
+    other ranks. Arrays that are both in Fortran order are counted as they lie in memory, as MPI
+    does: nothing need be moved. Of a buffer that must be gathered first ``strided`` is set.
+
     Args:
         kind: which collective.
         sendbuf: array, or in place.
@@ -46,9 +54,12 @@ def resolve(
     """
     recv = as_buffer(recvbuf, "recvbuf", writable=writes)
     if _is_in_place(sendbuf):
+        recv = _as_it_lies(recv)
         send = _in_place(kind, recv, rank, size)
     else:
         send = recv if sendbuf is recvbuf else as_buffer(sendbuf, "sendbuf")
+        if "F" in (send.order, recv.order) and send.order in _LIE and recv.order in _LIE:
+            send, recv = _as_it_lies(send), _as_it_lies(recv)
     if send.kind is not recv.kind:
         places = {MemoryKind.HOST: "host memory", MemoryKind.DEVICE: "GPU memory"}
         raise InvalidArgument(
@@ -65,8 +76,28 @@ def resolve(
     elif recv.dtype.hasobject or not recv.dtype.itemsize:
         raise UnsupportedError(f"elements of type {recv.dtype} are not plain bytes")
     _check_counts(kind, send, recv, size)
-    _check_overlap(kind, send, recv, rank)
+    if send.strided is None and recv.strided is None:
+        _check_overlap(kind, send, recv, rank)
+    else:
+        _check_strided(kind, send, recv, rank, size)
     return send, recv
+
+
+_LIE = ("F", "")
+"""Orders that are Fortran's."""
+
+
+def fortran(send: Buffer, recv: Buffer) -> bool:
+    """Return whether the elements of a resolved call are counted in Fortran order. Local."""
+    gathered = send.strided is not None or recv.strided is not None
+    return not gathered and "F" in (send.order, recv.order)
+
+
+def _as_it_lies(buffer: Buffer) -> Buffer:
+    """Return it with a Fortran-ordered array counted as it lies in memory."""
+    if buffer.order != "F":
+        return buffer
+    return replace(buffer, strided=None)
 
 
 @cache
@@ -91,6 +122,8 @@ def _in_place(kind: Kind, recv: Buffer, rank: int, size: int) -> Buffer:
     if kind is not Kind.ALLGATHER:
         return recv
     count = recv.count // size
+    if recv.strided is not None:
+        return replace(recv, count=count, strided=replace(recv.strided, first=rank * count))
     offset = rank * count * recv.dtype.itemsize
     return replace(recv, address=recv.address + offset, count=count)
 
@@ -122,3 +155,50 @@ def _check_overlap(kind: Kind, send: Buffer, recv: Buffer, rank: int) -> None:
     }[kind]
     if send.address - recv.address != offset:
         raise InvalidArgument("sendbuf and recvbuf overlap; only exactly in place is allowed")
+
+
+def _check_strided(kind: Kind, send: Buffer, recv: Buffer, rank: int, size: int) -> None:
+    """Check the dimensions and the overlap of arrays of which one at least is gathered."""
+    for name, buffer in (("sendbuf", send), ("recvbuf", recv)):
+        if buffer.strided is None or buffer.kind is MemoryKind.HOST:
+            continue
+        shape, strides = buffer.strided.shape, buffer.strided.strides
+        dims = len(merge_dims((*shape, buffer.dtype.itemsize), (*strides, 1))[0])
+        if dims > MAX_DIMS:
+            raise UnsupportedError(
+                f"{name} has {dims} strided dimensions (shape {shape}, strides {strides}); the GPU "
+                f"gathers {MAX_DIMS}: pass cupy.ascontiguousarray of it"
+            )
+    if not recv.nbytes or not send.overlaps(recv) or _is_block(send, recv, rank, kind, size):
+        return
+    work: Any = _OVERLAP_WORK  # NumPy's stubs know two numbers only
+    try:
+        shared = np.shares_memory(_untouched(send), _untouched(recv), max_work=work)
+    except np.exceptions.TooHardError:
+        shared = True
+    if shared:
+        raise InvalidArgument("sendbuf and recvbuf overlap; only exactly in place is allowed")
+
+
+def _is_block(send: Buffer, recv: Buffer, rank: int, kind: Kind, size: int) -> bool:
+    """Return whether the smaller one is the part of the larger that in place means."""
+    whole, part = (send, recv) if kind is Kind.REDUCE_SCATTER else (recv, send)
+    all_, own = _strided(whole), _strided(part)
+    if own == replace(all_, first=own.first):
+        return part.address == whole.address  # the same array, or its block by IN_PLACE
+    shape, strides, address = all_.shape, all_.strides, whole.address
+    if kind in (Kind.ALLGATHER, Kind.REDUCE_SCATTER):
+        if shape[0] % size:
+            return False
+        rows = shape[0] // size
+        shape, address = (rows, *shape[1:]), address + rank * rows * strides[0]
+    mine = merge_dims(own.shape, own.strides)
+    return part.address == address and mine == merge_dims(shape, strides)
+
+
+def _strided(buffer: Buffer) -> Strided:
+    return buffer.strided or Strided((buffer.count,), (buffer.dtype.itemsize,))
+
+
+def _untouched(buffer: Buffer) -> np.ndarray[Any, Any]:
+    return strided_at(buffer.address, _strided(buffer), buffer.dtype, touched=False)

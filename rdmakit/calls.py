@@ -19,10 +19,11 @@ from rdmakit.family import Family, Poll, Run, Work
 from rdmakit.group import Group
 from rdmakit.inter.tags import MESSAGES, SEQUENCES, TagKind, pack
 from rdmakit.layout import RankLayout
+from rdmakit.packing import HostPacked, HostScratch, moved
 from rdmakit.plan.planner import ALGORITHMS, program, why_not
 from rdmakit.plan.select import choose, limits_for
 from rdmakit.plan.shape import Call, Kind
-from rdmakit.plan.steps import Space
+from rdmakit.plan.steps import Program, Space
 from rdmakit.process.phase import current
 from rdmakit.protocols import Bootstrap, Channel, Window
 from rdmakit.reduction import no_reduce, reducer
@@ -96,10 +97,9 @@ class Calls(Group):
             self._compare((kind, send, recv, op, name, root))
             if name == "device":
                 self._run_device(kind, send, recv, op, root, stream)
-            elif name == "mpi":
-                self._mpi_call(kind, send, recv, op, root, ())()
             else:
-                self._run(self._bind(kind, send, recv, op, name, root), (sendbuf, recvbuf))
+                keep, scratch = (sendbuf, recvbuf), self._state.scratch
+                self._host_call(kind, send, recv, op, name, root, keep, scratch)[0]()
         finally:
             self._waiter.timeout = usual
 
@@ -123,6 +123,30 @@ class Calls(Group):
         if name == "device":
             self._gpu().check(send, recv)
         return send, recv, op, name
+
+    def _host_call(
+        self,
+        kind: Kind,
+        send: Buffer,
+        recv: Buffer,
+        op: ReduceOp,
+        name: str,
+        root: int,
+        keep: tuple[object, ...],
+        scratch: HostScratch,
+    ) -> tuple[Callable[[], object], Program | None]:
+        """Return the call on host arrays, and its program where it has one."""
+        packed: HostPacked | None = None
+        if send.strided is not None or recv.strided is not None:
+            packed = HostPacked(send, recv, scratch, **moved(kind, self.rank, root))
+            send, recv, keep = packed.send, packed.recv, (*keep, *packed.keep)
+        call: Callable[[], object]
+        if name == "mpi":
+            call, steps = self._mpi_call(kind, send, recv, op, root, keep), None
+        else:
+            bound = self._bind(kind, send, recv, op, name, root)
+            call, steps = partial(self._run, bound, keep), bound.program
+        return (packed.around(call) if packed is not None else call), steps
 
     def _algorithm(self, kind: Kind, nbytes: int, recv: Buffer, wanted: str) -> str:
         if recv.kind is MemoryKind.DEVICE:
@@ -282,19 +306,22 @@ class Calls(Group):
     ) -> Request:
         try:
             send, recv, op, name = self._resolve(kind, sendbuf, recvbuf, op, algorithm, root)
-            start = self._starter(kind, send, recv, op, name, root, (sendbuf, recvbuf))
+            begins: list[Callable[[], Run | None]] = []
+            if name != "device":
+                what, keep = (kind, send, recv, op, name, root), (sendbuf, recvbuf)
+                begins = self._host_steps(*what, keep, HostScratch())
         except (InvalidArgument, UnsupportedError) as exc:
             if self._config.check and not self._state.failure:
                 label, told = f"{self.label}{kind.value} refused", refusal(kind.value, exc)
                 self._submit(label, None, partial(self._agreement.start, told))
             raise
-        if start is None:
+        if name == "device":
             return self._later_on_device(kind, send, recv, op, root, stream, (sendbuf, recvbuf))
         compare = partial(self._start_compare, (kind, send, recv, op, name, root))
         label = f"{self.label}{kind.value}/{name} {format_size(recv.nbytes)}"
-        return self._submit(label, (sendbuf, recvbuf), compare, start)
+        return self._submit(label, (sendbuf, recvbuf), compare, *begins)
 
-    def _starter(
+    def _host_steps(
         self,
         kind: Kind,
         send: Buffer,
@@ -303,14 +330,20 @@ class Calls(Group):
         name: str,
         root: int,
         keep: tuple[object, ...],
-    ) -> Callable[[], Run] | None:
-        """Return what begins a checked call at its turn; None on GPU arrays, which have none."""
-        if name == "device":
-            return None
+        scratch: HostScratch,
+    ) -> list[Callable[[], Run | None]]:
+        """Return what a checked call on host arrays does at its turn, one after the other."""
+        packed: HostPacked | None = None
+        if send.strided is not None or recv.strided is not None:
+            packed = HostPacked(send, recv, scratch, **moved(kind, self.rank, root))
+            send, recv, keep = packed.send, packed.recv, (*keep, *packed.keep)
+        start: Callable[[], Run | None]
         if name == "mpi":
-            return self._start_mpi(kind, send, recv, op, root)
-        bound = self._bind(kind, send, recv, op, name, root)
-        return lambda: bound.start(self._next_tag(), keep)
+            start = self._start_mpi(kind, send, recv, op, root)
+        else:
+            bound = self._bind(kind, send, recv, op, name, root)
+            start = partial(_started, bound, self._next_tag, keep)
+        return [start] if packed is None else [packed.gather, start, packed.scatter]
 
     def _start_mpi(
         self, kind: Kind, send: Buffer, recv: Buffer, op: ReduceOp, root: int
@@ -374,6 +407,10 @@ class Calls(Group):
     def _release(self) -> None:
         self._bound.clear()
         self._state.failure = self._state.failure or "it was closed"
+
+
+def _started(bound: Bound, next_tag: Callable[[], int], keep: tuple[object, ...]) -> Run:
+    return bound.start(next_tag(), keep)
 
 
 def _tested(mapped: Callable[[Callable[[], Any]], Any], test: Callable[[], bool], _: object) -> Any:

@@ -14,6 +14,7 @@ from rdmakit.calls import Calls
 from rdmakit.datatypes import SUM, ReduceOp
 from rdmakit.family import Poll, Run
 from rdmakit.operation import Operation
+from rdmakit.packing import HostScratch
 from rdmakit.plan.planner import algorithms
 from rdmakit.plan.shape import Kind
 from rdmakit.plan.steps import Program
@@ -55,8 +56,10 @@ class Collectives(Calls):
         arrays makes windows, blocking.
 
         Args:
-            sendbuf: contiguous array, or ``IN_PLACE``, or the same array as ``recvbuf``.
-            recvbuf: contiguous array of the same count and type.
+            sendbuf: array, or ``IN_PLACE``, or the same array as ``recvbuf``. Elements are
+                counted in C order; if both arrays are in Fortran order, as they lie in memory.
+                Views with gaps (any strides) are gathered into scratch memory first.
+            recvbuf: array of the same count and type, each element in its own place.
             op: SUM, PROD, MAX or MIN.
             algorithm: auto, or one of ``algorithms(Kind.ALLREDUCE)``.
             timeout: seconds one wait may take; default: the configuration's.
@@ -198,33 +201,32 @@ class Collectives(Calls):
         """Return the operation on these arrays, checked and planned once. Local.
 
         On GPU arrays each call is ordered on ``stream``, or on the stream current at the call.
+        Arrays with gaps are gathered and scattered in each call (``packed`` says so).
         With checking on, the first call compares the ranks' operations. Raises as Allreduce.
         """
         send, recv, op, name = self._resolve(kind, sendbuf, recvbuf, op, algorithm, root)
-        keep = (sendbuf, recvbuf)
-        what = (kind, send, recv, op, name, root)
+        what, keep = (kind, send, recv, op, name, root), (sendbuf, recvbuf)
         steps: Program | None = None
         call: Callable[[], object]
-        start = self._starter(*what, keep)
+        begins: list[Callable[[], Run | None]] = []
         if name == "device":
             # With ``keep``, so that the operation holds the arrays.
             call = partial(self._run_device, kind, send, recv, op, root, stream, keep)
-        elif name == "mpi":
-            call = self._mpi_call(kind, send, recv, op, root, keep)
         else:
-            bound = self._bind(*what)
-            steps = bound.program
-            call = partial(self._run, bound, keep)
+            scratch = HostScratch()
+            call, steps = self._host_call(*what, keep, scratch)
+            begins = self._host_steps(*what, keep, scratch)
         checked, compare = self._checked_once(call, what)
         if self._config.check:
             call = checked
 
         def begin() -> Request:
-            if start is None:
+            if name == "device":
                 return self._later_on_device(kind, send, recv, op, root, stream, keep)
-            return self._submit(f"{self.label}{kind.value}/{name}", keep, compare, start)
+            return self._submit(f"{self.label}{kind.value}/{name}", keep, compare, *begins)
 
-        return Operation(name, steps, recv.dtype.itemsize, call, begin)
+        gaps = send.strided is not None or recv.strided is not None
+        return Operation(name, steps, recv.dtype.itemsize, call, begin, packed=gaps)
 
     def algorithms(self, kind: Kind) -> tuple[str, ...]:
         """Return the algorithms that can serve ``kind`` in this group. Local."""

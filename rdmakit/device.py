@@ -30,6 +30,7 @@ from rdmakit.executor import Places
 from rdmakit.family import Poll, Run
 from rdmakit.intra.device_node import DeviceNode, Registration
 from rdmakit.layout import RankLayout
+from rdmakit.packing import moved
 from rdmakit.plan.shape import Kind
 from rdmakit.process.phase import current
 from rdmakit.protocols import Window
@@ -132,14 +133,21 @@ class DeviceGroup:
             self._begin(number)
         if send.stream or recv.stream:
             side.follow(number, (send, recv))
-        if self._node is not None:
-            self._node.run(kind, send, recv, op, root, stream)
-        elif self._staging is not None:
-            self._staging.run(kind, send, recv, op, root, stream, whole, rail)
-        elif self._stepped is not None:
-            self._stepped.run(kind, send, recv, op, root, number)
-        elif send.address != recv.address:  # alone
-            side.gpu.door.copy_async(recv.address, send.address, recv.nbytes, number)
+
+        def contiguous(send: Buffer, recv: Buffer) -> None:
+            if self._node is not None:
+                self._node.run(kind, send, recv, op, root, stream)
+            elif self._staging is not None:
+                self._staging.run(kind, send, recv, op, root, stream, whole, rail)
+            elif self._stepped is not None:
+                self._stepped.run(kind, send, recv, op, root, number)
+            elif send.address != recv.address:  # alone
+                side.gpu.door.copy_async(recv.address, send.address, recv.nbytes, number)
+
+        if send.strided is None and recv.strided is None:
+            contiguous(send, recv)
+            return
+        side.packing.run(send, recv, number, contiguous, **moved(kind, self.rank, root))
 
     def start(
         self, kind: Kind, send: Buffer, recv: Buffer, op: ReduceOp, root: int, stream: Any
@@ -165,6 +173,11 @@ class DeviceGroup:
         if self.way == "shards" and self._stepped is None:
             self._stepped = side.stepped(self, window=True)
         if self._stepped is not None:
+            if send.strided is not None or recv.strided is not None:
+                raise UnsupportedError(
+                    "arrays with gaps in a call that does not block, where the host steps through "
+                    "it: call the blocking form, or pass cupy.ascontiguousarray of it"
+                )
             side.follow(number, (send, recv))
             return self._stepped.start(kind, send, recv, op, root, number)
         self.run(kind, send, recv, op, root, stream, _no_host, None)
@@ -241,6 +254,7 @@ class DeviceGroup:
     def empty(self, shape: Any, dtype: Any) -> tuple[Any, Registration | None]:
         """Return a new zero-copy CuPy array and its registration. Collective, blocking."""
         self._side._find("a new array")
+        self._side.refuse_capture(None, "empty")
         dtype = np.dtype(dtype)
         shape = (shape,) if isinstance(shape, int) else tuple(shape)
         memory = self._side.gpu.door.DeviceMemory(int(np.prod(shape)) * dtype.itemsize)
@@ -254,6 +268,7 @@ class DeviceGroup:
         Returns:
             None where nothing can be mapped, and for an empty array.
         """
+        self._side.refuse_capture(None, "register")
         if not self.way:
             self._begin(0)
         node = self._side.node
@@ -269,6 +284,7 @@ class DeviceGroup:
     def synchronize(self, stream: object) -> None:
         """Wait for ``stream``, moving messages. Local, blocking; raises as DeviceNode.wait."""
         side = self._side
+        side.refuse_capture(stream, "synchronize")
         number: int = stream_of(stream, side.gpu.door).ptr
         if side.node is not None:
             side.node.wait(number, (side.waiter.progress,))

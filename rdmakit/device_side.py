@@ -15,11 +15,12 @@ from rdmakit.drivers import cuda
 from rdmakit.errors import InvalidArgument, SetupError, UnsupportedError
 from rdmakit.executor import Guard, Places
 from rdmakit.inter.staged import StagedChannel
+from rdmakit.intra import device_local
 from rdmakit.intra.cuda_ipc import share_window
-from rdmakit.intra.device_local import combine
 from rdmakit.intra.device_node import DeviceNode
 from rdmakit.intra.device_words import check_memory
 from rdmakit.layout import RankLayout
+from rdmakit.packing import DevicePacking
 from rdmakit.protocols import Bootstrap, Channel, DeviceChannel, Window
 from rdmakit.staging import Staging
 from rdmakit.stepped import AREA, Stepped
@@ -40,9 +41,13 @@ class Gpu:
     """Makes a node's collectives."""
     check: Callable[[str, Any, int], None] = check_memory
     """Refuses memory that kernels on a device cannot use."""
+    pack: Callable[..., Any] = device_local.pack
+    """Gathers an array with gaps."""
+    unpack: Callable[..., Any] = device_local.unpack
+    """Scatters into one."""
     window: Callable[..., Any] = share_window
     """Makes memory that a node's ranks address."""
-    combine: Callable[..., Callable[[int], object]] = combine
+    combine: Callable[..., Callable[[int], object]] = device_local.combine
     """Reduces arrays into one: (device, dst, srcs, count, dtype, op)."""
 
 
@@ -126,6 +131,7 @@ class DeviceSide:
         self._tried = False
         self._seen: set[tuple[int, int, int]] = set()
         self._ways: list[Staging | Stepped] = []
+        self._packing: DevicePacking | None = None
         self._messages: DeviceChannel | None = None
         self._instead: StagedChannel | None = None
         self._unflushed = False
@@ -172,10 +178,28 @@ class DeviceSide:
             self.gpu.door.activate(self.device)
             self._threads.add(me)
 
+    def refuse_capture(self, stream: object, what: str) -> None:
+        """Raise UnsupportedError where ``stream`` goes into a CUDA graph. Local."""
+        if self.gpu.door.is_capturing(stream_of(stream, self.gpu.door).ptr):
+            raise UnsupportedError(
+                f"{what} cannot be captured into a CUDA graph: call it before the capture begins "
+                "or after it has ended"
+            )
+
     def follow(self, stream: int, buffers: Sequence[Buffer]) -> None:
-        """Order later work of ``stream`` after what makes the arrays ready. Local."""
+        """Order later work of ``stream`` after what makes the arrays ready. Local.
+
+        Raises:
+            UnsupportedError: ``stream`` is captured, and an array names another one.
+        """
         for buffer in buffers:
             if buffer.stream and buffer.stream != stream:
+                if self.gpu.door.is_capturing(stream):
+                    raise UnsupportedError(
+                        f"an array is ready on stream {buffer.stream:#x}, outside of the CUDA "
+                        "graph under capture: give the stream of the capture as the array's, or "
+                        "pass a CuPy array"
+                    )
                 if self._event is None:
                     self._event = self.gpu.door.Event()
                 self._event.record(buffer.stream)
@@ -296,6 +320,13 @@ class DeviceSide:
             return "none"
         return "needed" if facts.gpudirect_flush & 1 else "impossible"
 
+    @property
+    def packing(self) -> DevicePacking:
+        """What gathers arrays with gaps, closed with this."""
+        if self._packing is None:
+            self._packing = DevicePacking(self.gpu, self.device, self.waiter)
+        return self._packing
+
     def staging(self, **options: Any) -> Staging:
         """Return a way through host memory, closed with this."""
         made = Staging(self.gpu.door, self.waiter, **options)
@@ -313,8 +344,9 @@ class DeviceSide:
         Programs and stagings wait for the device; then the windows they used are unmapped by all,
         then the node's own.
         """
-        for way in self._ways:
-            way.close()
+        for part in (*self._ways, self._packing):
+            if part is not None:
+                part.close()
         for channel in (self._messages, self._instead):
             if isinstance(channel, StagedChannel):
                 channel.close()
@@ -325,5 +357,5 @@ class DeviceSide:
         if self._event is not None:
             self._event.close()
         self.node, self._shared, self._messages, self._event = None, None, None, None
-        self._instead = None
+        self._instead, self._packing = None, None
         self._ways = []

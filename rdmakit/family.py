@@ -15,6 +15,7 @@ from typing import Protocol
 from rdmakit.engine import Engine, Pending
 from rdmakit.errors import CommunicatorClosed, PeerLost, TransportError
 from rdmakit.mailbox import Mailbox
+from rdmakit.packing import HostScratch
 from rdmakit.protocols import Channel
 from rdmakit.waiting import settle
 
@@ -117,6 +118,7 @@ class Family:
         works: collectives that are not complete, in the order of the calls.
         taken: whether a blocking call has the turn.
         mailbox: messages between two ranks, if there can be any.
+        scratch: for arrays with gaps, in one blocking call after another.
     """
 
     def __init__(
@@ -137,6 +139,7 @@ class Family:
         self.works: deque[Work] = deque()
         self.taken = False
         self.mailbox: Mailbox | None = None
+        self.scratch = HostScratch()
         self._channel, self._flush_until = channel, 0.0
         self._relatives = relatives if relatives is not None else []
         self._relatives.append(self)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from rdmakit.agreement import Agreement
+from rdmakit.arguments import fortran
 from rdmakit.buffer import as_buffer
 from rdmakit.config import Config
 from rdmakit.datatypes import MemoryKind
@@ -18,6 +19,7 @@ from rdmakit.errors import (
 )
 from rdmakit.family import Family, Poll
 from rdmakit.intra.device_calls import Registration
+from rdmakit.process.phase import current
 from rdmakit.protocols import Bootstrap
 from rdmakit.waiting import Waiter
 
@@ -93,6 +95,10 @@ class Group:
         buffer = as_buffer(array, "array")
         if buffer.kind is not MemoryKind.DEVICE:
             raise InvalidArgument("array is host memory; only GPU arrays are registered")
+        if buffer.order == "strided":
+            raise UnsupportedError(
+                "array has gaps between its elements; register the array it is a view of"
+            )
         self._gpu().check(buffer, buffer)
         self._agreement.agree(f"register {buffer.nbytes} bytes")
         return self._gpu().register(buffer.address, buffer.nbytes, array)
@@ -114,11 +120,16 @@ class Group:
             PeerLost: a rank has failed.
         """
         self._check_usable()
+        before = current.enter(f"{self.label}synchronize")
         try:
             self._gpu().synchronize(stream)
+        except (InvalidArgument, UnsupportedError):
+            raise  # nothing was waited for
         except BaseException as exc:
             self._fail(exc)
             raise
+        finally:
+            current.restore(before)
 
     def _gpu(self) -> DeviceGroup:
         if self._on_device is None:
@@ -190,5 +201,5 @@ def _described(what: tuple[Any, ...]) -> str:
     kind, send, recv, op, name, root = what
     return (
         f"{kind.value} count={send.count} dtype={recv.dtype} op={op.value} "
-        f"algorithm={name} root={root}"
+        f"algorithm={name} root={root}{' order=F' if fortran(send, recv) else ''}"
     )

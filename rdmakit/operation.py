@@ -66,6 +66,7 @@ class Operation(Persistent):
         program: this rank's steps; None for ``mpi``.
         itemsize: bytes of an element.
         call: the bare callable, for loops where a Python frame counts.
+        packed: whether an array has gaps (strides), so that each call gathers and scatters.
     """
 
     def __init__(
@@ -75,9 +76,12 @@ class Operation(Persistent):
         itemsize: int,
         call: Callable[[], object],
         start: Callable[[], Request] = _only_called,
+        *,
+        packed: bool = False,
     ) -> None:
         """Made by ``bind``."""
         super().__init__(start)
+        self.packed = packed
         self.algorithm, self.program, self.itemsize = algorithm, program, itemsize
         self.call = call
 

@@ -260,6 +260,7 @@ class Strided(ctypes.Structure):
 
     _fields_ = (
         ("strided", ctypes.c_uint64), ("packed", ctypes.c_uint64), ("count", ctypes.c_uint64),
+        ("first", ctypes.c_uint64),
         ("shape", _Dims), ("stride", _Strides), ("dims", ctypes.c_uint32),
-        ("unused", ctypes.c_uint32),
+        ("wide", ctypes.c_uint32),
     )  # fmt: skip

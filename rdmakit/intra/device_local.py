@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
+from math import prod
 
+from rdmakit.buffer import Strided
 from rdmakit.datatypes import ReduceOp
 from rdmakit.drivers import cuda, cuda_compile
 from rdmakit.drivers.cuda_driver import Launch
@@ -15,7 +17,7 @@ from rdmakit.errors import UnsupportedError
 from rdmakit.intra import device_kernels as kernels
 from rdmakit.intra.device_plan import split
 
-__all__ = ["combine", "merge_dims", "pack", "unpack"]
+__all__ = ["combine", "merge_dims", "pack", "strided_args", "unpack"]
 
 
 def combine(
@@ -70,64 +72,62 @@ def merge_dims(
     return tuple(n for n, _ in merged), tuple(stride for _, stride in merged)
 
 
-def pack(
-    device: int,
-    packed: int,
-    strided: int,
-    shape: Sequence[int],
-    strides: Sequence[int],
-    itemsize: int,
-) -> Launch:
-    """Return the launch that gathers a strided array into contiguous memory in C order. Local.
+def pack(device: int, packed: int, at: int, strided: Strided, count: int, itemsize: int) -> Launch:
+    """Return the launch that gathers elements of a strided array into contiguous memory. Local.
+
+    In C order. A run without gaps is moved in units of up to 8 bytes, whatever the element.
 
     Args:
         device: the current device's ordinal.
         packed: address of the contiguous memory.
-        strided: address of element (0, 0, ...).
-        shape: elements of each dimension.
-        strides: bytes between elements of each dimension; negative and 0 are allowed.
-        itemsize: 1, 2, 4, 8 or 16 bytes.
+        at: address of element (0, 0, ...).
+        strided: shape and strides, of any sign and 0, and the first element that is meant.
+        count: elements that are meant.
+        itemsize: bytes of one.
 
     Raises:
-        UnsupportedError: more dimensions than 8 after merging, or another element size.
+        UnsupportedError: more dimensions than 8 after merging.
     """
-    return _strided(device, "pack", packed, strided, shape, strides, itemsize)
+    return _move(device, "pack", packed, at, strided, count, itemsize)
 
 
 def unpack(
-    device: int,
-    packed: int,
-    strided: int,
-    shape: Sequence[int],
-    strides: Sequence[int],
-    itemsize: int,
+    device: int, packed: int, at: int, strided: Strided, count: int, itemsize: int
 ) -> Launch:
     """Return the launch that scatters contiguous memory into a strided array. See :func:`pack`.
 
-    An array with stride 0 has several elements in one place: refuse it before.
+    An array with several elements in one place must have been refused before.
     """
-    return _strided(device, "unpack", packed, strided, shape, strides, itemsize)
+    return _move(device, "unpack", packed, at, strided, count, itemsize)
 
 
-def _strided(
-    device: int, name: str, packed: int, strided: int,
-    shape: Sequence[int], strides: Sequence[int], itemsize: int,
-) -> Launch:  # fmt: skip
-    if itemsize not in (1, 2, 4, 8, 16):
-        raise UnsupportedError(f"elements of {itemsize} bytes in a strided array")
-    if itemsize == 16:  # as two of 8
-        shape, strides, itemsize = (*shape, 2), (*strides, 8), 8
-    shape, strides = merge_dims(shape, strides)
+def _move(
+    device: int, name: str, packed: int, at: int, strided: Strided, count: int, itemsize: int
+) -> Launch:
+    unit, args = strided_args(packed, at, strided, count, itemsize)
+    return _launch(device, kernels.pack_variant(unit), name, args.count, args)
+
+
+def strided_args(
+    packed: int, at: int, strided: Strided, count: int, itemsize: int
+) -> tuple[int, kernels.Strided]:
+    """Return the bytes of one unit to move, and the kernels' arguments in such units. Pure."""
+    shape, strides = merge_dims((*strided.shape, itemsize), (*strided.strides, 1))
+    run = 1
+    if strides[-1] == 1:
+        shape, strides, run = shape[:-1], strides[:-1], shape[-1]
+    first, nbytes = strided.first * itemsize, count * itemsize
+    unit = kernels.unit_of(run, packed, at, first, nbytes, *strides)
+    shape, strides = merge_dims((*shape, run // unit), (*strides, unit))
     if len(shape) > kernels.MAX_DIMS:
         raise UnsupportedError(f"{len(shape)} strided dimensions; {kernels.MAX_DIMS} are served")
     args = kernels.Strided()
-    args.packed, args.strided, args.dims = packed, strided, len(shape)
-    count = 1
+    args.packed, args.strided, args.dims = packed, at, len(shape)
+    args.count, args.first = nbytes // unit, first // unit
     for index, (n, stride) in enumerate(zip(reversed(shape), reversed(strides), strict=True)):
         args.shape[index], args.stride[index] = n, stride
-        count *= n
-    args.count = count
-    return _launch(device, kernels.pack_variant(itemsize), name, count, args)
+    args.wide = prod(shape) >> 32 != 0
+    return unit, args
 
 
 @cache

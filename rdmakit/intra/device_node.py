@@ -71,6 +71,7 @@ class DeviceNode:
         bootstrap: Bootstrap,
         waiter: Waiter,
         facts: Sequence[cuda.DeviceFacts],
+        ranks: Sequence[int],
         window: Shared | None,
         layout: WindowLayout,
         grid: Grid,
@@ -78,7 +79,7 @@ class DeviceNode:
     ) -> None:
         self.rank, self.size, self.facts = bootstrap.rank, bootstrap.size, tuple(facts)
         self.device = facts[bootstrap.rank].ordinal
-        self.grid, self.layout = grid, layout
+        self.grid, self.layout, self._ranks = grid, layout, tuple(ranks)
         self.notes: tuple[str, ...] = notes_on(self.facts, self.grid)
         self._bootstrap, self._waiter, self._window = bootstrap, waiter, window
         self._unroll = unroll
@@ -106,7 +107,7 @@ class DeviceNode:
 
         Args:
             bootstrap: control plane of the node.
-            waiter: deadline of waits; its timeout is also the kernels'.
+            waiter: deadline of waits; its timeout is also the kernels', its rank the job's.
             device: ordinal; default CuPy's current device.
             crowd: ranks of the whole job on the busiest GPU, if more than this node's (virtual
                 nodes on one GPU): all their kernels must be resident at once. Equal on all ranks.
@@ -131,10 +132,11 @@ class DeviceNode:
                 raise SetupError(f"local rank {rank}: {text}")
         assert device is not None
         facts = exchange_facts(bootstrap, device)
+        ranks = [int(text) for text in bootstrap.allgather(str(waiter.rank).encode())]
         grid = grid_for(facts, crowd)
         layout = WindowLayout(grid.blocks * TEAMS, tile or TILE)
         window = share_window(bootstrap, facts, layout.nbytes) if bootstrap.size > 1 else None
-        return cls(bootstrap, waiter, facts, window, layout, grid, unroll)
+        return cls(bootstrap, waiter, facts, ranks, window, layout, grid, unroll)
 
     # -- memory -------------------------------------------------------------------------------
 
@@ -340,7 +342,7 @@ class DeviceNode:
         state = self._words[Word.STATE]
         if not state:
             return
-        error = explain(self._words, self._calls, self.rank, self._limit)
+        error = explain(self._words, self._calls, self.rank, self._ranks, self._limit)
         self._failure = str(error)
         raise error
 

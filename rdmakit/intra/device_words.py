@@ -24,7 +24,11 @@ _CALL = 0xFFFFFFF0  # the rest of a signature is the phase
 
 
 def explain(
-    words: Sequence[int] | memoryview, calls: Mapping[int, str], rank: int, timeout: float
+    words: Sequence[int] | memoryview,
+    calls: Mapping[int, str],
+    rank: int,
+    ranks: Sequence[int],
+    timeout: float,
 ) -> RdmaKitError:
     """Return the error that a kernel has written into the host's words.
 
@@ -32,19 +36,21 @@ def explain(
         words: the words; see :class:`rdmakit.intra.device_kernels.Word`.
         calls: this rank's calls by signature.
         rank: this rank in the node.
+        ranks: ranks in the job of the node's, by which the user knows them.
         timeout: seconds the kernels wait.
     """
     state, peer, phase = words[Word.STATE], words[Word.PEER], words[Word.PHASE]
     call = calls.get(words[Word.WANT] & _CALL, "a collective")
-    where = f"local rank {rank}: {call}, meeting {phase}"
+    where = f"rank {ranks[rank]}, local rank {rank}: {call}, meeting {phase}"
+    other = f"rank {ranks[peer]}, local rank {peer}"
     if state == Word.TIMED_OUT:
-        return TransferTimeout(f"{where}: local rank {peer} did not come within {timeout:g} s")
+        return TransferTimeout(f"{where}: {other} did not come within {timeout:g} s")
     if state == Word.MISMATCH:
         theirs = calls.get(words[Word.GOT] & _CALL, "something that this rank never called")
-        return CollectiveMismatch(f"{where}: local rank {peer} called {theirs}")
+        return CollectiveMismatch(f"{where}: {other} called {theirs}")
     if state == Word.TOLD:
-        return PeerLost(f"{where}: local rank {peer} has reported a failure")
-    return TransportError(f"{where}: aborted while waiting for local rank {peer}")
+        return PeerLost(f"{where}: {other} has reported a failure")
+    return TransportError(f"{where}: aborted while waiting for {other}")
 
 
 def notes_on(facts: Sequence[DeviceFacts], grid: Grid) -> tuple[str, ...]:

@@ -9,12 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from rdmakit.buffer import Buffer, array_at, bytes_at
+from rdmakit.buffer import Buffer, Strided, array_at, bytes_at
 from rdmakit.communicator import Communicator
 from rdmakit.config import Config
 from rdmakit.datatypes import MemoryKind, ReduceOp
 from rdmakit.device_side import Gpu
 from rdmakit.errors import SetupError
+from rdmakit.intra.device_local import strided_args
 from rdmakit.layout import RankLayout
 from rdmakit.memory import MemoryBootstrap, MemoryChannel, MemoryWindow
 from rdmakit.plan.pieces import FLAGS
@@ -68,6 +69,7 @@ class Door:
 
     def __init__(self) -> None:
         self.queue: list[Callable[[], object]] = []
+        self.launched: list[str] = []
         self.capturing = False
         self.DeviceMemory = self.PinnedMemory = _Memory
         door = self
@@ -205,6 +207,35 @@ class _Shared:
         self.own.close()
 
 
+def places(args: Any) -> Any:
+    """Return the address of each unit, as the kernels pack and unpack find it."""
+    index = np.arange(args.first, args.first + args.count, dtype=np.int64)
+    at = np.full(args.count, args.strided, dtype=np.int64)
+    for d in range(args.dims - 1):
+        index, rest = np.divmod(index, args.shape[d])
+        at += rest * args.stride[d]
+    return at + index * args.stride[args.dims - 1]
+
+
+def copy_strided(
+    packed: int, at: int, strided: Strided, count: int, itemsize: int, *, out: bool
+) -> None:
+    """Do what the kernel pack, or with ``out`` unpack, does."""
+    unit, args = strided_args(packed, at, strided, count, itemsize)
+    where = places(args)
+    low = int(where.min())
+    assert args.count * unit == count * itemsize
+    assert not packed % unit
+    assert not (where % unit).any(), "the kernels load whole units"
+    memory = bytes_at(low, int(where.max()) + unit - low)
+    rows = (where - low)[:, None] + np.arange(unit)
+    flat = bytes_at(packed, count * itemsize).reshape(-1, unit)
+    if out:
+        memory[rows] = flat
+    else:
+        flat[:] = memory[rows]
+
+
 def make(*, denied: bool = False, resident: bool = True) -> Gpu:
     """Return one rank's GPU; ``denied``: memory cannot be mapped; ``resident``: kernels are."""
     door = Door()
@@ -217,7 +248,25 @@ def make(*, denied: bool = False, resident: bool = True) -> Gpu:
     def window(boot: MemoryBootstrap, facts: object, nbytes: int) -> _Shared:
         return _Shared(boot, nbytes)
 
-    return Gpu(door, create, lambda name, buffer, device: None, window, door.combine)
+    def kernel(*, out: bool) -> Any:
+        def bind(device: int, *args: Any) -> Callable[[int], None]:
+            def launch(stream: int) -> None:
+                door.launched.append("unpack" if out else "pack")
+                door.queue.append(lambda: copy_strided(*args, out=out))
+
+            return launch
+
+        return bind
+
+    return Gpu(
+        door,
+        create,
+        lambda name, buffer, device: None,
+        kernel(out=False),
+        kernel(out=True),
+        window,
+        door.combine,
+    )
 
 
-__all__ = ["Array", "DeviceMessages", "Door", "Node", "make"]
+__all__ = ["Array", "DeviceMessages", "Door", "Node", "copy_strided", "make", "places"]

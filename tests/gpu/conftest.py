@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
+import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,20 +30,79 @@ def gpu() -> None:
         pytest.skip(reason)
 
 
+class Mps:
+    """An MPS daemon of our own, whose pipes are in a folder of our own."""
+
+    def __init__(self, control: str, place: Path) -> None:
+        self.control, self.place = control, place
+        self.env = {"CUDA_MPS_PIPE_DIRECTORY": str(place), "CUDA_MPS_LOG_DIRECTORY": str(place)}
+
+    def start(self) -> str:
+        """Start it; return why it cannot be, or nothing."""
+        done = subprocess.run(
+            [self.control, "-d"],
+            env=os.environ | self.env,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        return done.stderr.strip() or done.stdout.strip() if done.returncode else ""
+
+    def stop(self) -> None:
+        """End it; by force where it does not answer, as after the loss of a client."""
+        try:
+            self._tell("quit", 20)
+        except subprocess.TimeoutExpired:
+            pids = (self.place / "nvidia-cuda-mps-control.pid").read_text().split()
+            for pid in (*self.servers(), *map(int, pids)):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
+    def servers(self) -> list[int]:
+        """Return the pids of its servers."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return [int(word) for word in self._tell("get_server_list", 5).split()]
+        return []
+
+    def _tell(self, words: str, timeout: float) -> str:
+        done = subprocess.run(
+            [self.control], env=os.environ | self.env, input=f"{words}\n", text=True,
+            capture_output=True, check=False, timeout=timeout,
+        )  # fmt: skip
+        return done.stdout
+
+
 @pytest.fixture(scope="session")
-def mps(gpu: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """Return the environment of ranks that share the GPU through MPS; ours, ended afterwards."""
+def daemon(gpu: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mps]:
     control = shutil.which("nvidia-cuda-mps-control")
     if control is None:
         pytest.skip("nvidia-cuda-mps-control is not installed")
-    place = tmp_path_factory.mktemp("mps")
-    env = {"CUDA_MPS_PIPE_DIRECTORY": str(place), "CUDA_MPS_LOG_DIRECTORY": str(place)}
-    started = subprocess.run(
-        [control, "-d"], env=os.environ | env, capture_output=True, text=True, check=False
-    )
-    if started.returncode:
-        pytest.skip(f"MPS does not start: {started.stderr.strip() or started.stdout.strip()}")
-    yield env
-    subprocess.run(
-        [control], env=os.environ | env, input="quit\n", text=True, check=False, timeout=30
-    )
+    made = Mps(control, tmp_path_factory.mktemp("mps"))
+    reason = made.start()
+    if reason:
+        pytest.skip(f"MPS does not start: {reason}")
+    yield made
+    made.stop()
+
+
+@pytest.fixture(scope="session")
+def mps(daemon: Mps) -> dict[str, str]:
+    """Return the environment of ranks that share the GPU through MPS; ours, ended afterwards."""
+    return daemon.env
+
+
+@pytest.fixture
+def fragile_mps(daemon: Mps) -> Iterator[dict[str, str]]:
+    """The same for ranks that are killed: CUDA promises nothing to its other clients then."""
+    yield daemon.env
+    daemon.stop()
+    reason = daemon.start()
+    assert not reason, f"MPS does not start again: {reason}"
+
+
+@pytest.fixture
+def no_mps(gpu: None, tmp_path: Path) -> dict[str, str]:
+    """Return the environment of ranks that find no MPS daemon, whatever the machine has."""
+    if cuda.device_facts(0).exclusive:
+        pytest.skip("the GPU's compute mode lets one process in: ranks share it through MPS only")
+    return {"CUDA_MPS_PIPE_DIRECTORY": str(tmp_path)}

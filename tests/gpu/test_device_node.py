@@ -37,12 +37,17 @@ def test_values_of_odd_nodes(mps: dict[str, str], n: int) -> None:
 
 
 def test_local_kernels(mps: dict[str, str]) -> None:
-    run(mps, 1, "local")
+    run(mps, 1, "local", "wide_index")
 
 
 @pytest.mark.parametrize("n", [2, 4, 8])
 def test_streams_and_graphs(mps: dict[str, str], n: int) -> None:
     run(mps, n, "chained", "producer", "graph", "stale=10000", program="streams.py")
+
+
+def test_sixteen_ranks(mps: dict[str, str]) -> None:
+    """REPORTS 13: many workers on one GPU at once; 16 is the most that one node's kernels serve."""
+    run(mps, 16, "chained", "producer", program="streams.py")
 
 
 @pytest.mark.parametrize("n", [2, 4])

@@ -209,4 +209,4 @@ def make(uuid: str, *, denied: bool = False, nccl: str = "") -> tuple[Gpu, Doors
 
     check: Callable[..., None] = lambda name, buffer, device: None  # noqa: E731
     doors = Doors(door, Tools(), Nccl(nccl), share_window, host_window)
-    return Gpu(door, create, check, share_window, door.combine), doors
+    return Gpu(door, create, check, window=share_window, combine=door.combine), doors

@@ -166,10 +166,11 @@ def test_reports_of_kernels_in_words() -> None:
         (Word.TOLD, PeerLost, "local rank 3 has reported a failure"),
     ):
         words[Word.STATE] = state
-        error = explain(words, calls, 1, 5.0)
+        error = explain(words, calls, 1, [4, 5, 6, 7], 5.0)
         assert isinstance(error, kind)
         assert text in str(error)
-        assert "local rank 1: allreduce (oneshot) of 8 float32 sum" in str(error)
+        assert "rank 5, local rank 1: allreduce (oneshot) of 8 float32 sum" in str(error)
+        assert ": rank 7, local rank 3 " in str(error)
 
 
 def test_denied_mapping_names_cause_and_cure() -> None:

@@ -47,32 +47,42 @@ struct Strided {
   u64 strided;
   u64 packed;
   u64 count;
+  u64 first;  // elements before the first that is moved
   u64 shape[MAX_DIMS];  // last dimension first
   i64 stride[MAX_DIMS];  // bytes
   u32 dims;
-  u32 unused;
+  u32 wide;  // whether an index needs 64 bits: dividing those takes several times as long
 };
 
-static __device__ __forceinline__ u64 place(const Strided& a, u64 index) {
+template <class U>
+static __device__ __forceinline__ u64 place(const Strided& a, U index) {
   i64 at = 0;
   for (u32 d = 0; d + 1 < a.dims; ++d) {
-    const u64 next = index / a.shape[d];
-    at += (i64)(index - next * a.shape[d]) * a.stride[d];
+    const U n = (U)a.shape[d], next = index / n;
+    at += (i64)(index - next * n) * a.stride[d];
     index = next;
   }
   return a.strided + at + (i64)index * a.stride[a.dims - 1];
 }
 
-// packed[i] = element i, in C order, of a strided array.
-KERNEL pack(const __grid_constant__ Strided a) {
+template <class U, bool IN>
+static __device__ __forceinline__ void move(const Strided& a) {
   const u64 step = (u64)gridDim.x * THREADS;
-  for (u64 i = (u64)blockIdx.x * THREADS + threadIdx.x; i < a.count; i += step)
-    ((Stored*)a.packed)[i] = *(const Stored*)place(a, i);
+  for (u64 i = (u64)blockIdx.x * THREADS + threadIdx.x; i < a.count; i += step) {
+    Stored* const one = (Stored*)place<U>(a, (U)(a.first + i));
+    if (IN) ((Stored*)a.packed)[i] = *one;
+    else *one = ((const Stored*)a.packed)[i];
+  }
+}
+
+// packed[i] = element first + i, in C order, of a strided array.
+KERNEL pack(const __grid_constant__ Strided a) {
+  if (a.wide) move<u64, true>(a);
+  else move<u32, true>(a);
 }
 
 KERNEL unpack(const __grid_constant__ Strided a) {
-  const u64 step = (u64)gridDim.x * THREADS;
-  for (u64 i = (u64)blockIdx.x * THREADS + threadIdx.x; i < a.count; i += step)
-    *(Stored*)place(a, i) = ((const Stored*)a.packed)[i];
+  if (a.wide) move<u64, false>(a);
+  else move<u32, false>(a);
 }
 #endif

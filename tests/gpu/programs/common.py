@@ -9,6 +9,7 @@ from collections.abc import Callable
 from contextlib import contextmanager
 from typing import Any
 
+import cupy
 import numpy as np
 
 from rdmakit.bootstrap import MpiBootstrap
@@ -21,6 +22,8 @@ from rdmakit.waiting import Waiter, spins_for
 
 BOOT = MpiBootstrap()
 RANK, SIZE = BOOT.rank, BOOT.size
+# A GPU for each rank where there are several, before anything is allocated.
+cupy.cuda.Device(RANK % cupy.cuda.runtime.getDeviceCount()).use()
 
 
 def say(*words: object) -> None:
