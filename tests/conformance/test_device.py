@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -119,6 +120,47 @@ def test_results(sizes: list[int], way: str) -> None:
         check_all(comm, "uint8", (0, 4001) if len(sizes) == 1 else (4001,))
 
     with_gpus(sizes, body, **WAYS[way])
+
+
+@pytest.mark.parametrize("denied", [False, True], ids=["mapped", "denied"])
+@pytest.mark.parametrize("sizes", [[2, 2], [3, 1]], ids=str)
+def test_a_channel_for_host_memory_never_gets_gpu_memory(sizes: list[int], denied: bool) -> None:
+    """A UCX without CUDA would end the process at the first GPU pointer."""
+
+    def body(comm: Communicator) -> None:
+        gpu: list[Any] = []
+        door, channel = comm._gpus.gpu.door, comm.channel
+        assert channel is not None
+        wrap, memory = channel.wrap, door.DeviceMemory
+
+        def made(nbytes: int) -> Any:
+            gpu.append(memory(nbytes))
+            return gpu[-1]
+
+        def wrapped(data: Any) -> Any:
+            low, high = data.ctypes.data, data.ctypes.data + data.nbytes
+            for each in gpu:
+                area = each.array if isinstance(each, Array) else each.bytes
+                first, last = area.ctypes.data, area.nbytes
+                assert high <= first or low >= first + last, "GPU memory in a message"
+            return wrap(data)
+
+        channel.wrap, door.DeviceMemory = wrapped, made  # type: ignore[method-assign]
+        n, rank = comm.size, comm.rank
+        for count in (3, 700, 4000):
+            x, y, z = Array(np.full(count, 1.0 + rank)), Array(np.zeros(count)), comm.empty(count)
+            wide, gaps = Array(np.zeros(count * n)), Array(np.zeros((count, 3))[:, 1])
+            gpu += [x, y, z, wide, gaps]
+            comm.Allreduce(x, y)
+            comm.rail.Allreduce(x, gaps)
+            comm.Allgather(x, wide)
+            comm.Bcast(z, n - 1)
+            comm.Reduce_scatter_block(wide, y)
+            comm.synchronize()
+            assert (y.array == n * (1.0 + rank)).all()
+        channel.wrap = wrap  # type: ignore[method-assign]
+
+    with_gpus(sizes, body, denied=denied)
 
 
 def test_the_way_is_noted() -> None:
@@ -247,6 +289,55 @@ def test_refused_and_usable_after() -> None:
         assert (x.array == 16).all()
 
     with_gpus([2, 2], body)
+
+
+def test_an_array_on_another_device() -> None:
+    def body(comm: Communicator) -> None:
+        x, there = Array(np.ones(4)), Array(np.ones(4))
+        there.device = SimpleNamespace(id=1)  # type: ignore[attr-defined]
+        comm.Allreduce(x, x)
+        with pytest.raises(UnsupportedError, match=r"recvbuf is on device 1; .* device is 0"):
+            comm.Allreduce(x, there)
+        with pytest.raises(UnsupportedError, match=r"sendbuf is on device 1"):
+            comm.Allreduce(there, x)
+        comm.Allreduce(x, x)
+        comm.synchronize()
+        assert (x.array == 4).all()
+
+    with_gpus([2], body)
+
+
+def test_an_array_that_is_ready_on_another_stream() -> None:
+    """The call is ordered after it; in a capture, which knows nothing of it, it is refused."""
+
+    def body(comm: Communicator) -> None:
+        door = comm._gpus.gpu.door
+        order: list[Any] = []
+        door.wait_event = lambda stream, event: order.append((stream, event.recorded))
+        record = door.Event.record
+
+        def recorded(self: Any, stream: int) -> None:
+            self.recorded = stream
+            record(self, stream)
+
+        door.Event.record = recorded
+        x = Array(np.ones((4, 2))[:, 0])
+        x.__cuda_array_interface__["stream"] = 2
+        comm.Allreduce(x, y := Array(np.zeros(4)), stream=9)
+        assert order[0] == (9, 2), "before the array is gathered"
+        comm.Allreduce(x, y, stream=2)
+        assert (2, 2) not in order, "its own stream need not wait for itself"
+        comm.synchronize()
+        assert (y.array == 2).all()
+        x = Array(np.ones(4))
+        x.__cuda_array_interface__["stream"] = 2
+        door.capturing = True
+        with pytest.raises(UnsupportedError, match="ready on stream 0x2, outside of the CUDA"):
+            comm.Allreduce(x, y, stream=9)
+        door.capturing = False
+        comm.Allreduce(x, y, stream=9)
+
+    with_gpus([2], body)
 
 
 def test_without_a_gpu() -> None:

@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -49,14 +50,18 @@ class Mps:
         return done.stderr.strip() or done.stdout.strip() if done.returncode else ""
 
     def stop(self) -> None:
-        """End it; by force where it does not answer, as after the loss of a client."""
+        """End it and see it gone; by force if it does not answer, as after a client's death."""
+        file = self.place / "nvidia-cuda-mps-control.pid"
+        pids = [int(word) for word in file.read_text().split()] if file.exists() else []
         try:
             self._tell("quit", 20)
         except subprocess.TimeoutExpired:
-            pids = (self.place / "nvidia-cuda-mps-control.pid").read_text().split()
-            for pid in (*self.servers(), *map(int, pids)):
+            for pid in (*self.servers(), *pids):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
+        end = time.monotonic() + 10
+        while any(Path(f"/proc/{pid}").exists() for pid in pids) and time.monotonic() < end:
+            time.sleep(0.05)
 
     def servers(self) -> list[int]:
         """Return the pids of its servers."""

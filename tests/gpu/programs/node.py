@@ -220,6 +220,13 @@ def _pack_and_back(device: int, whole: Any, view: Any, first: int) -> None:
     assert int((back != 0).sum()) == int((want[first:] != 0).sum()), (what, "others were written")
 
 
+class Piece:
+    """A CuPy array as the node takes it."""
+
+    def __init__(self, array: Any) -> None:
+        self.address, self.count, self.dtype = array.data.ptr, array.size, array.dtype
+
+
 def registered() -> None:
     """REPORTS 2, 4, 5: pieces of one pool block, views of views; each block opened once."""
     node = make_node()
@@ -242,6 +249,17 @@ def registered() -> None:
             seen = cupy.ndarray(x.size, cupy.float32, cupy.cuda.MemoryPointer(memory, 0))
             same(seen.get(), want, ("peer", peer))
     BOOT.barrier()
+    assert len(cuda_ipc._handles()) - before == opened
+    with forced("direct"):  # REPORTS 5: all-reduces on two pieces of one block
+        for x in (a, b, c):
+            node.allreduce(Piece(x), Piece(x), SUM)
+    node.wait()
+    rank_sum = sum(range(SIZE))
+    same(a.get(), np.full((3, 3), 1000 * SIZE + rank_sum, np.float32), "a")
+    want = SIZE * np.arange(20, dtype=np.float32).reshape(4, 5) + 100 * rank_sum
+    same(b.get(), want.astype(np.float32), "b")
+    want = SIZE * np.arange(100_000, dtype=np.float32)[15:] + rank_sum
+    same(c.get(), want.astype(np.float32), "c")
     for entry in reversed(entries):
         node.unregister(entry)
     assert len(cuda_ipc._handles()) == before
@@ -280,10 +298,7 @@ def kinds() -> None:
             with pytest.raises(SetupError, match=name):
                 node.register(x.data.ptr, x.nbytes, x)
 
-        class View:
-            address, count, dtype = x.data.ptr, x.size, x.dtype
-
-        node.allreduce(View(), View(), SUM, cupy.cuda.get_current_stream())
+        node.allreduce(Piece(x), Piece(x), SUM, cupy.cuda.get_current_stream())
         node.wait(cupy.cuda.get_current_stream())
         assert (x.get() == SIZE * (SIZE + 1) // 2).all(), name
     node.close()
