@@ -8,9 +8,9 @@ from functools import partial
 import numpy as np
 
 from rdmakit.bench.collective import Way, lanes, measure_collective
-from rdmakit.bench.gpu_cases import gpu_allreduce, gpu_inter, gpu_intra, gpu_memory, nothing
+from rdmakit.bench.gpu_cases import gpu_allreduce, gpu_inter, gpu_intra, gpu_memory
 from rdmakit.bench.pair import pair_cases
-from rdmakit.bench.session import Case, Session
+from rdmakit.bench.session import Case, Session, nothing
 from rdmakit.operation import Operation
 from rdmakit.plan.shape import Kind
 from rdmakit.report.schema import Row

@@ -54,22 +54,55 @@ def measure_collective(
         Kind.REDUCE_SCATTER: (part * n, part),
         Kind.ALLGATHER: (part, part * n),
     }[kind]
+    arrays, operation, problem = _prepared(session, case, comm, kind, way, counts)
+    if arrays is None or operation is None or problem:
+        row = session.row(case, skipped=problem, ranks=n)
+    else:
+        row = _measured(session, case, comm, kind, way, arrays, operation, max(counts))
+    del operation  # it holds the arrays
+    if arrays is not None:
+        arrays.close()
+    elif way.arrays is not HostArrays:
+        session.group.barrier()  # as close has
+    return row
+
+
+def _prepared(
+    session: Session,
+    case: Case,
+    comm: Collectives,
+    kind: Kind,
+    way: Way,
+    counts: Sequence[int],
+) -> tuple[Arrays | None, Operation | None, str]:
+    """Return arrays and operation, and why it cannot be done, on all ranks. Collective.
+
+    Nothing of host arrays is made together, so there is one agreement at the end.
+    """
     arrays: Arrays | None = None
+    operation: Operation | None = None
+    alone = way.arrays is HostArrays
     problem = ""
     try:
         arrays = way.arrays(session, comm, counts)
     except (MemoryError, CudaError) as exc:
         problem = f"no room: {exc}"
-    problem = session.agreed(problem)
-    if arrays is None or problem:
-        if arrays is not None:
-            arrays.close()
-        else:
-            session.group.barrier()  # as close has
-        return session.row(case, skipped=problem, ranks=n)
-    row = _measured(session, case, comm, kind, way, arrays, max(counts))
-    arrays.close()
-    return row
+    try:
+        if not alone:
+            problem = session.agreed(problem)
+            if arrays is not None and not problem:
+                arrays.begin()
+    except (UnsupportedError, SetupError) as exc:
+        problem = str(exc)
+    if not alone:
+        problem = session.agreed(problem)
+    if arrays is not None and not problem:
+        arrays.fill()
+        try:
+            operation = way.bind(session, case, comm, kind, arrays)
+        except (UnsupportedError, SetupError) as exc:
+            problem = str(exc)
+    return arrays, operation, session.agreed(problem)
 
 
 def _measured(
@@ -79,23 +112,9 @@ def _measured(
     kind: Kind,
     way: Way,
     arrays: Arrays,
+    operation: Operation,
     count: int,
 ) -> Row:
-    refused = ""
-    try:
-        arrays.begin()
-    except (UnsupportedError, SetupError) as exc:
-        refused = str(exc)
-    refused = session.agreed(refused)
-    if not refused:
-        arrays.fill()
-        try:
-            operation = way.bind(session, case, comm, kind, arrays)
-        except (UnsupportedError, SetupError) as exc:
-            refused = str(exc)
-        refused = session.agreed(refused)
-    if refused:
-        return session.row(case, skipped=refused, ranks=comm.size)
     samples = session.timed(arrays.waited(operation.call))
     wrong: int | None = None
     if session.options.check:

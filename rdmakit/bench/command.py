@@ -35,26 +35,23 @@ _IMPORTS = 60.0
 """Seconds more than one wait that CuPy may take to be imported, from a cold network folder."""
 
 
-def _placed(options: Options, config: Config) -> tuple[Options, Choice]:
+def _placed(options: Options, config: Config, world: MpiBootstrap) -> tuple[Options, Choice]:
     """Return the options for the device that all ranks take. Collective, blocking.
 
     Before the communicator is made: its UCX must find the rank's GPU chosen.
     """
-    if options.device == "cpu":
-        return options.placed("cpu"), Choice("cpu")
-    bootstrap = MpiBootstrap()
-    install(bootstrap.rank, bootstrap.size, bootstrap.host, bootstrap.abort, config)
     with current.during("choice of the device", timeout=config.timeout + _IMPORTS):
-        choice = choose_device(bootstrap, options.device, options.gpu_map, host_key(config))
-    bootstrap.free()
+        choice = choose_device(world, options.device, options.gpu_map, host_key(config))
     return options.placed(choice.device), choice
 
 
 def run_bench(options: Options, config: Config) -> int:
     """Run and return the exit status. Collective over COMM_WORLD."""
-    options, choice = _placed(options, config)
+    world = MpiBootstrap(duplicate=False)
+    install(world.rank, world.size, world.host, world.abort, config)
+    abort_on_exception(world.rank, world.host, world.abort)
+    options, choice = _placed(options, config, world)
     comm = Communicator(config=config)
-    abort_on_exception(comm.rank, comm.host, comm.bootstrap.abort)
     first = comm.rank == 0
     folder = options.output.absolute().parent if options.output else None
     missing = first and folder is not None and not folder.is_dir()

@@ -12,7 +12,7 @@ from rdmakit.bench.nccl_ways import over_nccl, why_no_nccl
 from rdmakit.bench.p2p import p2p_cases
 from rdmakit.bench.pair import pair_cases
 from rdmakit.bench.pair_memory import DirectMemory, StagedMemory, why_not_direct
-from rdmakit.bench.session import Case, Session
+from rdmakit.bench.session import Case, Session, nothing
 from rdmakit.bench.ucx_pair import ucx_pair_cases
 from rdmakit.buffer import as_buffer
 from rdmakit.collectives import Collectives
@@ -20,16 +20,7 @@ from rdmakit.errors import CudaError
 from rdmakit.plan.shape import Kind
 from rdmakit.report.schema import Row
 
-__all__ = ["gpu_allreduce", "gpu_inter", "gpu_intra", "gpu_memory", "nothing", "way_of"]
-
-
-def nothing(layer: str, name: str, reason: str, algorithm: str = "") -> Case:
-    """Return a case that cannot be run here."""
-
-    def run(session: Session, case: Case) -> Row:
-        return session.row(case, skipped=reason)
-
-    return Case(layer, name, algorithm, 0, run)
+__all__ = ["gpu_allreduce", "gpu_inter", "gpu_intra", "gpu_memory", "way_of"]
 
 
 # -- memory -----------------------------------------------------------------------------------
@@ -97,7 +88,8 @@ def _ways(
         return _transport(session, comm)
 
     if not chosen or "registered" in chosen:
-        yield "registered", Way(own, RegisteredArrays), ""
+        reason = session.why_not_mapped()
+        yield "registered", None if reason else Way(own, RegisteredArrays), reason
     if not chosen or "staged" in chosen:
         yield "staged", Way(own, PoolArrays), ""
     beside = "not confined to the virtual nodes" if session.comm.virtual and not comm.label else ""

@@ -15,7 +15,7 @@ import numpy as np
 
 from rdmakit.bench import values
 from rdmakit.bench.options import Options
-from rdmakit.bench.session import Case, Session
+from rdmakit.bench.session import Case, Session, nothing
 from rdmakit.bench.staged import PIECE, SLOTS, In, Out, SharedSlots
 from rdmakit.communicator import Communicator
 from rdmakit.errors import CudaError, SetupError
@@ -52,10 +52,14 @@ def p2p_cases(session: Session) -> Iterator[Case]:
         # Of the host: the pattern, and what was read back.
         return Case("intra", f"p2p {first}{arrow}{second}", way, nbytes, run, 2.0, 2.0)
 
-    yield from (case(a, b, "read", size) for a, b in pairs)
-    yield from (case(a, b, "both ways", size) for a, b in combinations(range(ranks), 2))
-    yield from (case(a, b, "write", size) for a, b in pairs)
-    yield from (case(a, b, "read", _SMALL) for a, b in pairs)
+    reason = session.why_not_mapped()
+    if reason:
+        yield nothing("intra", "p2p", reason, "read")
+    else:
+        yield from (case(a, b, "read", size) for a, b in pairs)
+        yield from (case(a, b, "both ways", size) for a, b in combinations(range(ranks), 2))
+        yield from (case(a, b, "write", size) for a, b in pairs)
+        yield from (case(a, b, "read", _SMALL) for a, b in pairs)
     yield from (case(a, b, STAGED, size) for a, b in pairs)
 
 

@@ -195,16 +195,17 @@ def measure_pair(
         end = make()
     except (MemoryError, CudaError) as exc:
         problem = f"no room: {exc}"
-    problem = session.agreed(problem)
-    if problem:
-        if end is not None:
-            end.close()
-        return session.row(case, skipped=problem, ranks=2 * pairs)
     call: Callable[[], None] = _idle
     messages = divide = 1
     if end is not None:
         call, messages, divide = shape(end)
-    messages, divide = session.group.share([messages, divide])[lead]
+    told = session.group.share([problem, messages, divide])
+    reasons = [str(entry[0]) for entry in told if entry[0]]
+    if reasons:
+        if end is not None:
+            end.close()
+        return session.row(case, skipped=reasons[0], ranks=2 * pairs)
+    messages, divide = told[lead][1:]
     samples = session.timed(call)
     transport = ""
     wrong: int | None = None
@@ -214,8 +215,7 @@ def measure_pair(
     if session.options.check:
         wrong = _checked(session, case, end, call)
     if end is not None:
-        end.close()
-    session.group.barrier()
+        end.close()  # all ranks have told their transport: nothing is under way
     row = session.row(
         case,
         samples=samples,

@@ -19,7 +19,7 @@ from rdmakit.datatypes import DTYPES, ReduceOp, op_of
 from rdmakit.drivers.host import HostTree
 from rdmakit.report.schema import Row
 
-__all__ = ["Case", "Session"]
+__all__ = ["Case", "Session", "nothing"]
 
 _ROOM = 0.8
 """Share of the free memory of a host that a case may use."""
@@ -44,6 +44,15 @@ class Case:
     def key(self) -> tuple[str, str, str]:
         """What the case is, whatever its size."""
         return self.layer, self.name, self.algorithm
+
+
+def nothing(layer: str, name: str, reason: str, algorithm: str = "") -> Case:
+    """Return a case that cannot be run here."""
+
+    def run(session: Session, case: Case) -> Row:
+        return session.row(case, skipped=reason)
+
+    return Case(layer, name, algorithm, 0, run)
 
 
 @dataclass
@@ -104,6 +113,15 @@ class Session:
             return ""
         text = str(told[bad[0]])
         return text if set(told) == {text} else f"rank {bad[0]}: {text}"
+
+    def why_not_mapped(self) -> str:
+        """Return why ranks of a node do not address each other's GPUs, or nothing. Collective.
+
+        Known from the first call on GPU arrays, which :func:`rdmakit.bench.gpus.warm_up` makes.
+        """
+        staged = self.comm.node.device_way == "host-staged"
+        text = "GPU memory cannot be mapped between these ranks: see the notes"
+        return self.agreed(text if staged else "")
 
     def waited(self, call: Callable[[], object]) -> Callable[[], object]:
         """Return ``call`` so that it returns when the GPU is done, found by polling."""

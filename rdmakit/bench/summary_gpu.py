@@ -149,7 +149,7 @@ def _share(rows: Sequence[Row]) -> list[str]:
     """Return how near the node's all-reduce comes to what limits it."""
     candidates = [r for r in of(rows, "intra", "allreduce") if r.algorithm in _WAYS[:2]]
     row = best(candidates)
-    if row is None or (row.ranks < 2):
+    if row is None or row.ranks < 2 or "host-staged" in row.transport:
         return []
     what = f"{row.algorithm} {format_size(row.nbytes)}"
     sharing = row.sharing or 1

@@ -62,7 +62,11 @@ def link_between(mine: str, theirs: str) -> str:
     uuids = device_uuids()
     if mine not in uuids or theirs not in uuids:
         return ""
-    pair = uuids.index(mine), uuids.index(theirs)
+    pair = []
+    for uuid in (mine, theirs):
+        device = c_int()
+        call("cuDeviceGet", byref(device), uuids.index(uuid))
+        pair.append(device.value)
 
     def asked(attribute: int) -> bool:
         value = c_int()

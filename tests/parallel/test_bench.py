@@ -17,6 +17,7 @@ from tests.mpi import FAMILIES, Job, python_of, run_ranks
 
 pytestmark = pytest.mark.parallel
 PROGRAMS = Path(__file__).parent / "programs"
+MPI_WAYS = ("host-staged MPI", "pipelined MPI")
 QUICK = ["-e", "64K", "-f", "16", "-n", "3", "-w", "1", "--time-budget", "20"]
 
 
@@ -121,6 +122,42 @@ def test_gpus_that_cannot_be_used_are_told_once(family: str, options: list[str])
     assert result.out.count("rank 0 (and 2 more ranks): ") == 1, result.out
     assert "Traceback" not in result.out
     assert not result.left
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("n", "options", "sharing"), [
+    (3, [], 2), (2, ["--gpu-map", "1"], 2), (4, ["--ranks-per-node", "2"], 2),
+])  # fmt: skip
+def test_on_gpus_whose_memory_cannot_be_mapped(
+    family: str, n: int, options: list[str], sharing: int, tmp_path: Path
+) -> None:
+    """GPUs of host memory under a real MPI: everything goes through the host, and says so."""
+    out = tmp_path / "bench.json"
+    args = ["bench", *QUICK, "-b", "64", "--device", "gpu", "--output", str(out), *options]
+    program = PROGRAMS / "bench_gpu.py"
+    result = run_ranks(n, program, args, python=python_of(family), timeout=90)
+    assert result.rc == 0, result.out
+    assert not result.left
+    data = json.loads(out.read_text())
+    rows = msgspec.convert(data["rows"], list[Row])
+    assert {row.sharing for row in rows} == {sharing}
+    assert not [row for row in rows if row.wrong]
+    uuids = [gpu["uuid"] for gpu in data["environment"]["gpus"]]
+    assert uuids == (["GPU-odd"] * 2 if "--gpu-map" in options else ["GPU-even", "GPU-odd"] * n)[:n]
+    made = [row for row in rows if not row.skipped and row.layer != "memory"]
+    carried = {row.transport for row in made if row.algorithm not in MPI_WAYS}
+    assert carried
+    assert all(text.startswith("host-staged") for text in carried), carried
+    assert {row.algorithm for row in made} >= {*MPI_WAYS, "staged", "host-staged"}
+    skipped = {row.algorithm: row.skipped for row in rows if row.skipped and row.layer == "intra"}
+    assert "cannot be mapped" in skipped["read"]
+    assert "GPU arrays go through pinned host memory: local rank 0: CUDA IPC" in result.out
+    assert skipped["nccl"]
+    for text in ("GPU: rank", "intra: inside each node, between GPUs", "p2p host-staged, GB/s"):
+        assert text in result.out, result.out
+    if n == 4:
+        lanes = {row.transport for row in made if row.layer == "inter"}
+        assert all(lane.startswith("host-staged+tcp/") for lane in lanes), lanes
 
 
 def test_a_variable_not_understood_is_told_once() -> None:

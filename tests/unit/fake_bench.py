@@ -140,6 +140,9 @@ class _NcclGroup:
 class Shared:
     """Windows of all ranks in one process: an address is good everywhere."""
 
+    room = True
+    """Whether a GPU has any left."""
+
     def __init__(self, memory: Any, addresses: tuple[int, ...]) -> None:
         self.memory, self.addresses = memory, addresses
 
@@ -200,6 +203,8 @@ def make(uuid: str, *, denied: bool = False, nccl: str = "") -> tuple[Gpu, Doors
         assert [fact.uuid for fact in facts]
         if denied:
             raise SetupError("local rank 0: CUDA IPC is refused")
+        if not Shared.room:
+            raise SetupError("no window on this node's GPUs")
         memory = door.DeviceMemory(nbytes, zero=True)
         told = boot.allgather(str(memory.address).encode())
         return Shared(memory, tuple(int(text) for text in told))

@@ -25,7 +25,7 @@ from rdmakit.layout import RankLayout
 from rdmakit.memory import MemoryBootstrap, MemoryChannel, MemoryWindow, run_threads
 from rdmakit.plan.pieces import FLAGS
 from rdmakit.report.schema import Row
-from tests.unit.fake_bench import DirectChannel, UcxLike, make
+from tests.unit.fake_bench import DirectChannel, Shared, UcxLike, make
 from tests.unit.test_bench_parts import GIVEN
 
 _mine = threading.local()
@@ -186,11 +186,20 @@ def test_memory_that_cannot_be_mapped() -> None:
     rows = bench([2], ["GPU-a", "GPU-b"], denied=True, nccl="NCCL is not installed")
     assert made(rows, "intra", "p2p 0->1") == {"host-staged": {"host-staged"}}
     reasons = skipped(rows)
-    for way in ("read", "write"):
-        assert reasons["intra", "p2p 0->1", way] == "local rank 0: CUDA IPC is refused"
-    assert "cannot be mapped" in reasons["intra", "allreduce", "registered"]
+    assert "cannot be mapped" in reasons["intra", "p2p", "read"]
+    for kind in ("reduce_scatter", "allgather", "allreduce"):
+        assert "cannot be mapped" in reasons["intra", kind, "registered"]
     assert made(rows, "intra", "allreduce") == {"staged": {"host-staged"}}
     assert reasons["intra", "allgather", "nccl"] == "NCCL is not installed"
+
+
+def test_memory_that_cannot_be_mapped_this_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The node has its windows; there is no room for the buffers of the copies."""
+    monkeypatch.setattr(Shared, "room", False)
+    rows = bench([2], ["GPU-a", "GPU-b"], layers=("intra",))
+    assert skipped(rows)["intra", "p2p 0->1", "read"] == "no window on this node's GPUs"
+    assert made(rows, "intra", "p2p 0->1") == {"host-staged": {"host-staged"}}
+    assert made(rows, "intra", "allreduce")["registered"] == {"cuda_ipc"}
 
 
 @pytest.mark.parametrize("op", ["sum", "prod", "max"])
