@@ -181,13 +181,14 @@ class Request(Transfer):
             TransferTimeout: given up; the communicator is unusable.
             Exception: what else went wrong with it.
         """
+        if timeout is not None:
+            check_timeout(timeout)
         if not self.done:
             self._wait(timeout)
         self._finish(status)
         return True
 
     def _wait(self, timeout: float | None) -> None:
-        check_timeout(timeout)
         family = self._family
         limit = timeout or self._waiter.timeout + self._slack
 
