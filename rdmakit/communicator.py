@@ -9,25 +9,23 @@ open. A communicator split from another uses the other's channel and is closed w
 from __future__ import annotations
 
 import socket
-import struct
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 
 from rdmakit import exits
-from rdmakit.bootstrap import MpiBootstrap, load_mpi, may_be_threaded
+from rdmakit.assembly import Parts, controls_of, routes, waiter_of, window_of
+from rdmakit.bootstrap import MpiBootstrap, may_be_threaded
 from rdmakit.collectives import Collectives
 from rdmakit.config import Config
 from rdmakit.device import DeviceGroup
 from rdmakit.device_side import DeviceSide, Gpu
 from rdmakit.engine import Engine, process_engine
-from rdmakit.errors import InvalidArgument, SetupError
+from rdmakit.errors import InvalidArgument
 from rdmakit.family import Family
-from rdmakit.inter.mail import ChannelMail
-from rdmakit.inter.mpi import MpiChannel, MpiMail
+from rdmakit.inter.mpi import MpiChannel
 from rdmakit.intra.posix_shm import PosixWindow
 from rdmakit.job import Job
 from rdmakit.layout import RankLayout
@@ -39,10 +37,10 @@ from rdmakit.plan.pieces import FLAGS
 from rdmakit.point_to_point import PointToPoint
 from rdmakit.process.phase import current
 from rdmakit.process.watchdog import install
-from rdmakit.protocols import Bootstrap, Channel, Mail, TaggedChannel, Window
-from rdmakit.request import UNDEFINED
+from rdmakit.protocols import Bootstrap, Channel, Window
+from rdmakit.splits import Splits
 from rdmakit.staging import HostCall
-from rdmakit.startup import agree_on_direct, compare_setup, make_channel, raise_together
+from rdmakit.startup import agree_on_direct, compare_setup, make_channel
 from rdmakit.waiting import Waiter, rest, spins_for
 
 __all__ = ["Communicator", "init"]
@@ -51,22 +49,7 @@ _LATE_SECONDS = 1.0
 """Seconds after all ranks have closed in which a message that was sent before may still come."""
 
 
-@dataclass
-class _Parts:
-    """What one communicator is made of; the three groups are itself, its node, its rail."""
-
-    bootstraps: tuple[Bootstrap, Bootstrap, Bootstrap]
-    layout: RankLayout
-    window: Window | None
-    channel: Channel | None
-    channel_ranks: tuple[int, ...]
-    """Number on the channel of each rank."""
-    number: int
-    """Keeps its messages apart on the channel."""
-    hosts: tuple[str, ...]
-
-
-class Communicator(Collectives, PointToPoint):
+class Communicator(Collectives, PointToPoint, Splits):
     """Ranks of an MPI communicator, with windows inside nodes and messages between them.
 
     ``with Communicator() as comm: comm.Allreduce(x, y)``. Making one is collective and blocking.
@@ -108,13 +91,13 @@ class Communicator(Collectives, PointToPoint):
     def _assemble(self, bootstrap: MpiBootstrap, config: Config) -> None:
         nodes = find_nodes(bootstrap, config)
         layout, rank = nodes.layout, bootstrap.rank
-        controls = _controls(bootstrap, layout)
+        controls = controls_of(bootstrap, layout)
         make_window = partial(
             PosixWindow.create, nbytes=config.window_bytes, flags=FLAGS, named=nodes.named
         )
-        window = _window(make_window, controls)
+        window = window_of(make_window, controls)
         hosts = tuple(h.decode() for h in bootstrap.allgather(bootstrap.host.encode()))
-        waiter = _waiter(rank, bootstrap.host, config, controls[1].size, hosts)
+        waiter = waiter_of(rank, bootstrap.host, config, controls[1].size, hosts)
         channel: Channel | None = None
         notes, why_staged = list(nodes.notes), ""
         if len(layout.nodes) > 1:
@@ -131,7 +114,7 @@ class Communicator(Collectives, PointToPoint):
             )
         job = Job(engine, channel, make_window, hosts, nodes.virtual, tuple(notes), why_staged)
         every = tuple(range(bootstrap.size))
-        parts = _Parts(controls, layout, window, channel, every, 0, hosts)
+        parts = Parts(controls, layout, window, channel, every, 0, hosts)
         self._setup(parts, job, config, waiter, None)
 
     @classmethod
@@ -158,7 +141,7 @@ class Communicator(Collectives, PointToPoint):
         )
         job = Job(Engine(), carries, make_window, hosts, gpu=gpu)
         every = tuple(range(bootstrap.size))
-        parts = _Parts(_controls(bootstrap, layout), layout, window, channel, every, 0, hosts)
+        parts = Parts(controls_of(bootstrap, layout), layout, window, channel, every, 0, hosts)
         waiter = Waiter(bootstrap.rank, host, config.timeout, spins_for(bootstrap.size))
         self.mpi = None
         self._setup(parts, job, config, waiter, None)
@@ -166,7 +149,7 @@ class Communicator(Collectives, PointToPoint):
 
     def _setup(
         self,
-        parts: _Parts,
+        parts: Parts,
         job: Job,
         config: Config,
         waiter: Waiter,
@@ -230,7 +213,7 @@ class Communicator(Collectives, PointToPoint):
             label="rail ",
             family=family,
         )
-        family.mailbox = self._mailbox = Mailbox(rank, self._routes())
+        family.mailbox = self._mailbox = Mailbox(rank, routes(parts, rank, job.channel))
         self._gpus = DeviceSide(bootstrap, node_boot, waiter, engine, job.gpu)
         if job.virtual:
             self._gpus.crowd = max(map(self.hosts.count, self.hosts))
@@ -250,20 +233,6 @@ class Communicator(Collectives, PointToPoint):
             )
             rail = group._on_device if spans == "rail" else None
 
-    def _routes(self) -> list[Mail]:
-        """Return what carries messages to each rank: MPI in the node, the channel between."""
-        parts, channel = self._parts, self._parts.channel
-        bootstrap, layout = parts.bootstraps[0], parts.layout
-        if not isinstance(bootstrap, MpiBootstrap):
-            carries = cast(TaggedChannel, channel or self._job.channel)
-            return [ChannelMail(carries, parts.number, parts.channel_ranks)] * self.size
-        local = MpiMail(bootstrap.comm)
-        if channel is None or isinstance(channel, MpiChannel):
-            return [local] * self.size
-        between = ChannelMail(cast(TaggedChannel, channel), parts.number, parts.channel_ranks)
-        here = layout.node_of(self.rank)
-        return [local if layout.node_of(r) == here else between for r in range(self.size)]
-
     @property
     def notes(self) -> tuple[str, ...]:  # noqa: D102
         return (*self._job.notes, *self._gpus.notes)
@@ -272,82 +241,6 @@ class Communicator(Collectives, PointToPoint):
         return self._on_host, self.rail._on_host
 
     # -- parts of it --------------------------------------------------------------------------
-
-    def Split(self, color: Any = 0, key: int = 0) -> Communicator | None:
-        """Return the communicator of the ranks with equal ``color``, ordered by ``key``.
-
-        Collective, blocking. Equal keys keep the present order. Ranks that give UNDEFINED, ours
-        or mpi4py's, or None, get None. The new one has a window of its own, shares channel and
-        progress thread, and runs its calls independently; it is closed with this one at the
-        latest.
-
-        Raises:
-            InvalidArgument: a negative color.
-            SetupError: on every rank of the new one: no room for its window.
-        """
-        nobody = color is None or color == UNDEFINED
-        if not nobody and color < 0:
-            raise InvalidArgument(f"color {color}: 0 or more, or UNDEFINED")
-        self._take_turn()
-        self._agreement.agree("split")
-        with current.during("split", timeout=self._waiter.timeout):
-            mine = struct.pack("<?qq", nobody, 0 if nobody else color, key)
-            told = [struct.unpack("<?qq", text) for text in self._bootstrap.allgather(mine)]
-        if nobody:
-            return None
-        return self._derive(
-            [
-                rank
-                for _, rank in sorted(
-                    (k, rank) for rank, (no, c, k) in enumerate(told) if not no and c == color
-                )
-            ]
-        )
-
-    def Dup(self) -> Communicator:
-        """Return another communicator of the same ranks. Collective, blocking; see Split."""
-        self._take_turn()
-        self._agreement.agree("dup")
-        return self._derive(range(self.size))
-
-    def Create_group(self, ranks: Any) -> Communicator:
-        """Return the communicator of ``ranks``, in that order. Collective in these alone, blocking.
-
-        Args:
-            ranks: ranks of this communicator, or an mpi4py Group of processes that it has.
-
-        Raises:
-            InvalidArgument: ranks that are not there or twice, or this rank is not among them.
-        """
-        self._take_turn()
-        members = self._members(ranks)
-        if self.rank not in members:
-            raise InvalidArgument(f"rank {self.rank} is not among {members}, so it must not call")
-        return self._derive(members)
-
-    def Create(self, ranks: Any) -> Communicator | None:
-        """As :meth:`Create_group`, but collective in all ranks; the others get None."""
-        self._take_turn()
-        members = self._members(ranks)
-        self._agreement.agree(f"create {members}")
-        return self._derive(members) if self.rank in members else None
-
-    def _members(self, ranks: Any) -> list[int]:
-        if hasattr(ranks, "Translate_ranks"):
-            mpi = load_mpi()
-            own = self._parts.bootstraps[0]
-            group = cast(MpiBootstrap, own).comm.Get_group()
-            ranks = ranks.Translate_ranks(None, group)
-            group.Free()
-            if mpi.UNDEFINED in ranks:
-                raise InvalidArgument("the group has processes that this communicator has not")
-        members = [int(rank) for rank in ranks]
-        if not members or len(set(members)) < len(members):
-            raise InvalidArgument(f"ranks {members}: at least one, and none twice")
-        bad = [rank for rank in members if not 0 <= rank < self.size]
-        if bad:
-            raise InvalidArgument(f"ranks {bad} are not in 0..{self.size - 1}")
-        return members
 
     def _derive(self, members: Sequence[int]) -> Communicator:
         child = Communicator.__new__(Communicator)
@@ -360,15 +253,15 @@ class Communicator(Collectives, PointToPoint):
                 bootstrap.meanwhile = self._job.engine.poke
             layout = self.layout.part(members)
             hosts = tuple(self.hosts[rank] for rank in members)
-            controls = _controls(bootstrap, layout)
-            window = _window(self._job.make_window, controls)
+            controls = controls_of(bootstrap, layout)
+            window = window_of(self._job.make_window, controls)
             number = self._job.numbers.agree(bootstrap)
             places = tuple(self._parts.channel_ranks[rank] for rank in members)
             channel = self.channel if len(layout.nodes) > 1 else None
             if isinstance(channel, MpiChannel) and isinstance(bootstrap, MpiBootstrap):
                 channel, places = MpiChannel.create(bootstrap), tuple(range(layout.size))
-            waiter = _waiter(bootstrap.rank, self.host, self.config, controls[1].size, hosts)
-            parts = _Parts(controls, layout, window, channel, places, number, hosts)
+            waiter = waiter_of(bootstrap.rank, self.host, self.config, controls[1].size, hosts)
+            parts = Parts(controls, layout, window, channel, places, number, hosts)
             child._setup(parts, self._job, self.config, waiter, self)
         self._children.append(child)
         return child
@@ -434,7 +327,7 @@ class Communicator(Collectives, PointToPoint):
         if self.closed:
             return
         self.closed = True
-        exits.closed(self, together=collective)
+        exits.closed(self, self._parts.bootstraps[0], together=collective)
         for child in reversed(self._children.copy()):
             child._free(collective=False)
         parts, parent = self._parts, self._parent
@@ -511,36 +404,6 @@ def init(**settings: Any) -> Communicator:
     if odd:
         raise InvalidArgument(f"init was called before with other settings than {odd}")
     return _world[0]
-
-
-def _controls(bootstrap: Any, layout: RankLayout) -> tuple[Any, Any, Any]:
-    """Return the control planes of all, of this rank's node and of its rail. Collective."""
-    rank = bootstrap.rank
-    return (
-        bootstrap,
-        bootstrap.split(layout.node_of(rank), rank),
-        bootstrap.split(layout.local_rank(rank), rank),
-    )
-
-
-def _window(
-    make: Callable[[Bootstrap], Window], controls: tuple[Bootstrap, Bootstrap, Bootstrap]
-) -> Window | None:
-    """Make the window of this rank's node, if it has peers there. Collective, blocking."""
-    window: Window | None = None
-    problem = ""
-    if controls[1].size > 1:
-        try:
-            window = make(controls[1])
-        except SetupError as exc:
-            problem = str(exc)
-    raise_together(controls[0], problem, SetupError)
-    return window
-
-
-def _waiter(rank: int, host: str, config: Config, on_node: int, hosts: Sequence[str]) -> Waiter:
-    spins = spins_for(max(on_node, hosts.count(hosts[rank])))
-    return Waiter(rank, host, config.timeout, spins)
 
 
 def _nothing() -> None:

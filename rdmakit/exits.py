@@ -34,8 +34,9 @@ class Open(Protocol):
 
 _open: weakref.WeakSet[Open] = weakref.WeakSet()
 _unfinished: dict[int, MpiBootstrap] = {}
-"""Control planes of communicators that were not closed together, by identity: left open, or
-closed after an error. Their ranks wait for each other at exit, since MPI_Finalize would too."""
+"""Control planes of communicators that were not closed together, by their own identity (a
+communicator's may come again): left open, or closed after an error. Their ranks wait for each
+other at exit, since MPI_Finalize would too."""
 _handled = False
 
 
@@ -43,17 +44,17 @@ def opened(comm: Open, bootstrap: MpiBootstrap, timeout: float) -> None:
     """Take care of ``comm`` at exit. Local."""
     global _handled
     _open.add(comm)
-    _unfinished[id(comm)] = bootstrap
+    _unfinished[id(bootstrap)] = bootstrap
     if not _handled:
         _handled = True
         _handle(bootstrap, timeout)
 
 
-def closed(comm: Open, *, together: bool) -> None:
+def closed(comm: Open, bootstrap: object, *, together: bool) -> None:
     """Note that ``comm`` is released; ``together``: on all of its ranks. Local."""
     _open.discard(comm)
     if together:
-        _unfinished.pop(id(comm), None)
+        _unfinished.pop(id(bootstrap), None)
 
 
 def _handle(bootstrap: MpiBootstrap, timeout: float) -> None:

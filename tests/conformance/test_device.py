@@ -371,3 +371,52 @@ def test_streams() -> None:
     assert [stream.ptr for stream in held] == [4, 5, 6, 7]
     assert held[1] is streams[1], "kept alive as it is"
     assert [stream.owner for stream in held[2:]] == streams[2:]
+
+
+@pytest.mark.parametrize("sizes", [[1], [3], [2, 2], [1, 1]], ids=str)
+@pytest.mark.parametrize("check", [False, True])
+def test_calls_that_do_not_block(sizes: list[int], check: bool) -> None:
+    """Inside a node, in the order of the stream; through host memory they are refused."""
+
+    def body(comm: Communicator) -> None:
+        if len(sizes) > 1:
+            x = Array(np.ones(5, "float32"))
+            with pytest.raises(UnsupportedError, match="host has to wait"):
+                comm.Iallreduce(x, x)
+        group = comm if len(sizes) == 1 else comm.node
+        for count in (1, 3000):
+            data = inputs(group.size, count, "float32")
+            x, y = Array(data[group.rank].copy()), Array(np.zeros(count, "float32"))
+            request = group.Iallreduce(x, y)
+            spread = group.Ibcast(y, 0)
+            host = np.ones(4)
+            group.Allreduce(host, host)
+            assert request.Wait()
+            assert spread.Wait()
+            np.testing.assert_array_equal(y.array, np.sum(data, axis=0))
+            assert (host == group.size).all()
+            run = group.bind(Kind.ALLREDUCE, x, y)
+            y.array[:] = 0
+            run.Start()
+            run.Wait()
+            np.testing.assert_array_equal(y.array, np.sum(data, axis=0))
+        comm.Barrier()
+
+    with_gpus(sizes, body, check=check)
+
+
+def test_an_error_of_the_gpu_is_told_by_the_request() -> None:
+    def body(comm: Communicator) -> None:
+        x = Array(np.ones(5, "float32"))
+        comm.Iallreduce(x, x).Wait()
+
+        def failed() -> None:
+            raise RdmaKitError("a kernel said so")
+
+        comm._gpus.node.check = failed  # type: ignore[union-attr]
+        request = comm.Iallreduce(x, x)
+        with pytest.raises(RdmaKitError, match="a kernel said so"):
+            request.Wait()
+        assert "a kernel said so" in comm._state.failure
+
+    with_gpus([2], body, check=False)
