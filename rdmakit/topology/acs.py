@@ -85,9 +85,7 @@ def check_path(tree: PciTree, gpu: str, nic: str) -> PathCheck:
             "is slow or fails; switch ACS off in the BIOS or with setpci (not inside a VM)"
         )
     elif hidden:
-        reasons.append(
-            f"UNKNOWN: ACS of {', '.join(hidden)} cannot be read without root"
-        )
+        reasons.append(f"UNKNOWN: ACS of {', '.join(hidden)} cannot be read without root")
     for address, is_gpu in ((gpu, True), (nic, False)):
         device = tree.device(address)
         above = tree.device(device.parent) if device is not None else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Collection, Sequence
 
@@ -74,14 +75,14 @@ def share_cpus(
     if not cores:
         return [()] * parts
     if len(cores) < parts:
-        singles = [(cpu,) for core in cores for cpu in core]
+        singles: list[tuple[int, ...]] = [(cpu,) for core in cores for cpu in core]
         if len(singles) < parts:
             return [singles[part % len(singles)] for part in range(parts)]
         cores = singles
     bounds = [part * len(cores) // parts for part in range(parts + 1)]
     return [
         tuple(sorted(cpu for core in cores[a:b] for cpu in core))
-        for a, b in zip(bounds, bounds[1:], strict=False)
+        for a, b in itertools.pairwise(bounds)
     ]
 
 

@@ -46,9 +46,7 @@ class FabricPort:
     @property
     def usable(self) -> bool:
         """Whether ranks may be given it: a compute port that is not known to be down."""
-        return self.role == "compute" and (
-            self.health.healthy is not False or self.health.degraded
-        )
+        return self.role == "compute" and (self.health.healthy is not False or self.health.degraded)
 
     @property
     def title(self) -> str:
@@ -186,9 +184,7 @@ def _weight(
     active = [e for e in group if e.health.healthy is not False or e.health.degraded]
     fastest = max((e.nominal or 0 for g in groups for e in g), default=0)
     rated = all(e.nominal for g in groups for e in g if e.health.healthy)
-    near = sum(
-        any(_near(machine, gpu.label, e.nic.label) for e in group) for gpu in machine.gpus
-    )
+    near = sum(any(_near(machine, gpu.label, e.nic.label) for e in group) for gpu in machine.gpus)
     slow = (group[0].nominal or fastest) < fastest / 2
     return (
         0 if slow else near,
@@ -250,17 +246,17 @@ def _sort_by_place(machine: Machine, group: list[_Entry]) -> None:
     near_pairs = any(entry.nic.label in pairs for entry in near)
     for entry in far:
         assert entry.nearest is not None
-        place = f"{entry.nearest.name} from every GPU" if entry.nearest is Path.SYS else (
-            f"at best {entry.nearest.name} from a GPU"
+        place = (
+            f"{entry.nearest.name} from every GPU"
+            if entry.nearest is Path.SYS
+            else (f"at best {entry.nearest.name} from a GPU")
         )
         paired = entry.nic.label in pairs and not near_pairs
         enough = len(near) >= len(machine.gpus)
         if not (enough or paired or entry.nearest is Path.SYS):
             entry.reason += f"; {len(near)} others share a switch with a GPU"
             continue
-        entry.role = (
-            "management" if entry.nic.default_route else "storage" if paired else "other"
-        )
+        entry.role = "management" if entry.nic.default_route else "storage" if paired else "other"
         kind = {
             "management": "carries the default route",
             "storage": "port of a two-port card (storage)",
@@ -319,5 +315,3 @@ def _verdict(ports: Sequence[FabricPort]) -> str:
 
 def _list(ports: Sequence[FabricPort]) -> str:
     return ", ".join(f"{port.title} ({port.health.why.partition(':')[0]})" for port in ports)
-
-

@@ -80,9 +80,7 @@ def usual_rates(nics: Iterable[Nic]) -> dict[tuple[str | None, str | None], floa
             if port.active and port.speed_gbps:
                 kind = rates.setdefault((nic.model, port.link_layer), Counter())
                 kind[port.speed_gbps] += 1
-    return {
-        key: max(count, key=lambda rate: (count[rate], rate)) for key, count in rates.items()
-    }
+    return {key: max(count, key=lambda rate: (count[rate], rate)) for key, count in rates.items()}
 
 
 def judge_ports(nics: Iterable[Nic]) -> dict[tuple[str, int], Health]:

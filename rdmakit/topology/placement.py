@@ -103,8 +103,16 @@ def place_ranks(nodes: Sequence[Node]) -> Placement:
             gpu, device, ordinal, why = chosen[index][local]
             ports, nic_why = nics[index][local]
             places.append(
-                _place(node, index, local, facts, (gpu, device, ordinal, why), ports, nic_why,
-                       cores[local])
+                _place(
+                    node,
+                    index,
+                    local,
+                    facts,
+                    (gpu, device, ordinal, why),
+                    ports,
+                    nic_why,
+                    cores[local],
+                )
             )
             notes += _binding_note(node, facts, places[-1])
     notes += _oversubscribed(nodes, places)
@@ -177,9 +185,12 @@ def _choose_gpus(node: Node, notes: list[str]) -> list[_Chosen]:
             "results are right, rates do not compare with those of whole GPUs"
         )
     seen_by = [
-        tuple((facts.devices[i] if i < len(facts.devices) else "") or label
-              for i, label in enumerate(facts.visible))
-        if facts.visible is not None else None
+        tuple(
+            (facts.devices[i] if i < len(facts.devices) else "") or label
+            for i, label in enumerate(facts.visible)
+        )
+        if facts.visible is not None
+        else None
         for facts in node.ranks
     ]
     notes += [f"{host}: {text}" for text in [hidden_peers(seen_by)] if text]
@@ -219,19 +230,17 @@ def _choose_nics(
         notes.append(
             f"{len(usable)} of {len(rails)} rails are up on every node: each node is placed alone"
         )
-        parts = [
-            _choose_nics([node], [chosen[i]], [numa[i]],
-                         match_rails([node.machine], [node.fabric])[0], notes)[0]
+        return [
+            _choose_nics(
+                [node], [chosen[i]], [numa[i]], match_rails([node.machine], [node.fabric])[0], notes
+            )[0]
             for i, node in enumerate(nodes)
         ]
-        return parts
     if not usable:
         why = "no usable port" if rails else "no RDMA port here"
         return [[([], why) for _ in node.ranks] for node in nodes]
     most = max(len(node.ranks) for node in nodes)
-    costs = [
-        [_cost(nodes, chosen, numa, local, rail) for rail in usable] for local in range(most)
-    ]
+    costs = [[_cost(nodes, chosen, numa, local, rail) for rail in usable] for local in range(most)]
     taken = assign_rails(costs, [rail.sure for rail in usable])
     extra = _extra_rails(costs, taken)
     found: list[list[tuple[list[FabricPort], str]]] = []

@@ -89,8 +89,10 @@ def match_rails(
     if len(counts) > 1:
         notes.append(
             "nodes have different numbers of compute ports ("
-            + ", ".join(f"{m.host or i}: {len(o)}" for i, (m, o) in enumerate(
-                zip(machines, ports, strict=True)))
+            + ", ".join(
+                f"{m.host or i}: {len(o)}"
+                for i, (m, o) in enumerate(zip(machines, ports, strict=True))
+            )
             + "): rails that are not on every node are not used"
         )
     return rails, notes

@@ -41,8 +41,8 @@ class _Device:
     name: str = ""
     numa: int | None = None
     secondary: str = ""
-    capability: PcieLink = PcieLink()
-    status: PcieLink = PcieLink()
+    capability: PcieLink = field(default_factory=PcieLink)
+    status: PcieLink = field(default_factory=PcieLink)
     acs: Acs | None = None
     denied: bool = False
     capable: bool = False
@@ -138,9 +138,7 @@ def _read(line: str, device: _Device) -> None:
 def _link(text: str) -> PcieLink:
     speed = re.search(r"Speed (\d{1,3}(?:\.\d)?)GT/s", text, re.ASCII)
     width = re.search(r"Width x(\d{1,2})\b", text, re.ASCII)
-    return PcieLink(
-        float(speed[1]) if speed else None, int(width[1]) or None if width else None
-    )
+    return PcieLink(float(speed[1]) if speed else None, int(width[1]) or None if width else None)
 
 
 def _read_acs(line: str) -> Acs | None:

@@ -81,8 +81,9 @@ class _Reader:
             return
         if self._begins(line):
             return
-        if match := re.match(r"(?:\d+/\d+:|link)\s+(\S+)/(\d{1,3}):?\s+(.*)", line.strip(),
-                             re.ASCII):
+        if match := re.match(
+            r"(?:\d+/\d+:|link)\s+(\S+)/(\d{1,3}):?\s+(.*)", line.strip(), re.ASCII
+        ):
             self._rdma_link(match[1], int(match[2]), match[3])
             return
         match = re.match(r"\s*([A-Za-z][\w /.-]*?)(?:\[\s*(\d{1,5})\])?\s*:\s*(.*?)\s*$", line)

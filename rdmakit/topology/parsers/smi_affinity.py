@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -70,9 +71,7 @@ def read_affinity(
     return Affinity(values.get("cpu"), values.get("numa"), values.get("gpu_numa")), problems
 
 
-def _placed(
-    cells: Sequence[Cell], titles: Sequence[Cell], *, tabs: bool
-) -> dict[str, str | None]:
+def _placed(cells: Sequence[Cell], titles: Sequence[Cell], *, tabs: bool) -> dict[str, str | None]:
     """Return the text under each title."""
     names = [title.text for title in titles]
     if tabs:
@@ -100,7 +99,7 @@ def _placed(
 
 def _divide(values: dict[str, str | None], names: list[str], problems: list[str]) -> None:
     """Take apart values that ran together and can be read in one way only: ``0N/A``."""
-    for name, after in zip(names, names[1:], strict=False):
+    for name, after in itertools.pairwise(names):
         match = re.fullmatch(r"([\d,-]*\d)(N/A)", values.get(name) or "", re.IGNORECASE)
         if match is None or (values.get(after) or "N/A").upper() != "N/A":
             continue

@@ -45,9 +45,7 @@ def parse_list(text: str) -> SmiList:
     """Return the GPUs that the text lists; empty for another text. Never raises."""
     gpus: list[tuple[int, str, str, list[MigDevice]]] = []
     for line in lines_of(text):
-        match = re.match(
-            r"\s*GPU (\d{1,4}):\s*(.*?)\s*\(UUID:\s*(GPU-[\w-]+)\s*\)", line, re.ASCII
-        )
+        match = re.match(r"\s*GPU (\d{1,4}):\s*(.*?)\s*\(UUID:\s*(GPU-[\w-]+)\s*\)", line, re.ASCII)
         if match:
             gpus.append((int(match[1]), match[2], match[3], []))
             continue

@@ -1,7 +1,8 @@
-"""``nvidia-smi topo -m``, ``-mp`` and ``-p2p``: old and new columns, whole or cut, tabs or spaces."""
+"""``nvidia-smi topo -m``, ``-mp``, ``-p2p``: old and new columns, whole or cut, tabs or blanks."""
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -27,7 +28,7 @@ class SmiMatrix:
     """``topo`` or ``p2p``."""
     devices: tuple[str, ...] = ()
     """All columns, then rows that have no column, in printed order."""
-    matrix: Matrix = Matrix()
+    matrix: Matrix = field(default_factory=Matrix)
     nic_names: dict[str, str] = field(default_factory=dict)
     """RDMA device name by label; a NIC that the text does not name is absent."""
     affinity: dict[str, Affinity] = field(default_factory=dict)
@@ -111,8 +112,9 @@ def _heading(line: str) -> tuple[list[Cell], list[Cell]] | None:
         return None
     if any(_is_word(device.text) for device in devices):
         return None
-    return devices, [Cell(COLUMNS[t[0].split()[0].upper() + str(len(t[0].split()))], t.start())
-                     for t in titles]
+    return devices, [
+        Cell(COLUMNS[t[0].split()[0].upper() + str(len(t[0].split()))], t.start()) for t in titles
+    ]
 
 
 @dataclass
@@ -156,8 +158,10 @@ class _Table:
         if _heading(line) is not None:
             return bool(self.columns) and not self.rows  # a header wrapped by the terminal
         words = line.split()
-        return bool(words and self.rows) and self._short(self.rows[-1]) and all(
-            _is_word(word) or _is_affinity(word) for word in words
+        return (
+            bool(words and self.rows)
+            and self._short(self.rows[-1])
+            and all(_is_word(word) or _is_affinity(word) for word in words)
         )
 
     def _short(self, row: _Row) -> bool:
@@ -289,11 +293,11 @@ class _Table:
                 else:
                     why = "the text ends in this cell" if last_word else "no relation"
                     self.unread.append(Unread(row.number, cell.text, f"{row.name} {column}: {why}"))
-        for i, j in ((i, j) for i in range(len(names)) for j in range(i)):
+        for i, j in itertools.combinations(range(len(names)), 2):
             a, b = found[i][j], found[j][i]
             if a and b and a != b:
                 self.problems.append(
-                    f"{names[j]}-{names[i]} is {b} in one row and {a} in the other"
+                    f"{names[i]}-{names[j]} is {a} in one row and {b} in the other"
                 )
         return found
 

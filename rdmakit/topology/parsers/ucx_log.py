@@ -43,8 +43,8 @@ _RULES = (
     ),
     _rule(
         r"transport '(?P<what>(?:rc|ud|dc)\w*|ib)' is not available",
-        "UCX_TLS asks for {what}, but UCX has no RDMA transport{rest}: configured without verbs, or "
-        "no usable RDMA device in this container",
+        "UCX_TLS asks for {what}, but UCX has no RDMA transport{rest}: configured without "
+        "verbs, or no usable RDMA device in this container",
         "check ibv_devinfo here, install libibverbs and its providers, use a UCX with "
         f"--with-verbs; {_LIBUCT}",
     ),
