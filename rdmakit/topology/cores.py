@@ -52,6 +52,7 @@ def give_cores(
         available: CPUs that the job has on this node; None: all.
     """
     everything = set(_all_cpus(machine)) if available is None else set(available)
+    whole = available is not None or bool(machine.numa_nodes or machine.siblings)
     wanted: list[tuple[set[int], str]] = []
     for gpu_label, node in zip(gpus, numa, strict=True):
         gpu = machine.gpu(gpu_label) if gpu_label is not None else None
@@ -62,8 +63,9 @@ def give_cores(
         wanted.append((near, where))
     taken = set().union(*(near for near, _ in wanted)) if wanted else set()
     rest = everything - taken or everything
-    wanted = [(near, where) if near else (rest, where) for near, where in wanted]
-    found: list[Cores] = [Cores((), "the CPUs are not known")] * len(wanted)
+    if whole:
+        wanted = [(near, where) if near else (rest, where) for near, where in wanted]
+    found = [Cores((), f"not known: {where}") for _, where in wanted]
     for members in _groups([near for near, _ in wanted]):
         union = set().union(*(wanted[member][0] for member in members))
         shares = share_cpus(union, len(members), machine.siblings)

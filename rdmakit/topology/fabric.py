@@ -132,6 +132,8 @@ def _entries(machine: Machine) -> list[_Entry]:
     for nic in sorted(machine.nics, key=lambda n: natural(n.label)):
         paths = [machine.relation(gpu.label, nic.label) for gpu in machine.gpus]
         nearest = min((r.path for r in paths if r is not None), default=None)
+        if None in paths and nearest not in _NEAR:
+            nearest = None  # a nearer GPU may be in the part of the text that is missing
         bond = nic.bond is not None or "bond" in (nic.name or "")
         for port in nic.ports or (None,):
             rate = usual.get((nic.model, port.link_layer)) if port is not None else None
@@ -289,7 +291,7 @@ def _partner(machine: Machine, entry: _Entry, group: list[_Entry]) -> bool:
 
 def _verdict(ports: Sequence[FabricPort]) -> str:
     if not ports:
-        return "no RDMA port: RDMA between nodes is not possible here"
+        return "no RDMA port is visible: RDMA between nodes is not possible from here"
     layers = {port.link_layer for port in ports}
     kind = next(iter(layers)) if len(layers) == 1 else None
     rates = {port.rate_gbps for port in ports if port.rate_gbps}

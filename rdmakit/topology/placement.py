@@ -7,7 +7,7 @@ rank the same answer without talking.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rdmakit.topology.cores import Cores, give_cores
@@ -241,18 +241,26 @@ def _choose_nics(
         return [[([], why) for _ in node.ranks] for node in nodes]
     most = max(len(node.ranks) for node in nodes)
     costs = [[_cost(nodes, chosen, numa, local, rail) for rail in usable] for local in range(most)]
-    taken = assign_rails(costs, [rail.sure for rail in usable])
+    # A rank whose GPU's row is missing has no nearest NIC; one that all lack is shared out.
+    lost = {rank for rank, row in enumerate(costs) if all(cost is None for cost in row)}
+    lost = lost if len(lost) < most and _has_places(nodes) else set()
+    ranks = [rank for rank in range(most) if rank not in lost]
+    given = assign_rails([costs[rank] for rank in ranks], [rail.sure for rail in usable])
+    taken = dict(zip(ranks, given, strict=True))
     extra = _extra_rails(costs, taken)
     found: list[list[tuple[list[FabricPort], str]]] = []
     for index, node in enumerate(nodes):
         own: list[tuple[list[FabricPort], str]] = []
         for local in range(len(node.ranks)):
+            if local in lost:
+                own.append(([], "how far its NICs are is not in the text"))
+                continue
             mine = [usable[r] for r in (taken[local], *extra[local])]
             ports = [port for port in (rail.ports[index] for rail in mine) if port is not None]
             gpu = chosen[index][local][0]
             own.append((ports, _nic_reason(node, gpu, ports, taken, usable, local, mine[0])))
         found.append(own)
-    idle = set(range(len(usable))) - set(taken) - {r for more in extra for r in more}
+    idle = set(range(len(usable))) - set(given) - {r for more in extra.values() for r in more}
     if idle and most > 1:
         names = ", ".join(usable[r].name for r in sorted(idle))
         notes.append(f"compute ports without a rank: {names} (farther from every rank's GPU)")
@@ -289,13 +297,24 @@ def _cost(
     return worst
 
 
-def _extra_rails(costs: Sequence[Sequence[int | None]], taken: Sequence[int]) -> list[list[int]]:
+def _has_places(nodes: Sequence[Node]) -> bool:
+    """Return whether any GPU's way to any NIC is known."""
+    return any(
+        node.machine.nearest_nics(gpu.label)[0] is not None
+        for node in nodes
+        for gpu in node.machine.gpus
+    )
+
+
+def _extra_rails(
+    costs: Sequence[Sequence[int | None]], taken: Mapping[int, int]
+) -> dict[int, list[int]]:
     """Give rails that nobody took to the ranks that are as near to them as to their own."""
-    extra: list[list[int]] = [[] for _ in taken]
-    for rail in sorted(set(range(len(costs[0]))) - set(taken)):
+    extra: dict[int, list[int]] = {rank: [] for rank in taken}
+    for rail in sorted(set(range(len(costs[0]))) - set(taken.values())):
         near = [
             rank
-            for rank, own in enumerate(taken)
+            for rank, own in taken.items()
             if costs[rank][rail] is not None and costs[rank][rail] == costs[rank][own]
         ]
         if near:
@@ -307,7 +326,7 @@ def _nic_reason(
     node: Node,
     gpu: str | None,
     ports: Sequence[FabricPort],
-    taken: Sequence[int],
+    taken: Mapping[int, int],
     usable: Sequence[Rail],
     local: int,
     rail: Rail,
@@ -334,7 +353,7 @@ def _nic_reason(
         parts.append(f"position not known: shared out by order over {len(usable)} port(s)")
     else:
         parts.append("by NUMA node and order")
-    sharing = taken.count(taken[local])
+    sharing = list(taken.values()).count(taken[local])
     if sharing > 1:
         parts.append(f"shared by {sharing} ranks")
     if rail.match:
