@@ -57,6 +57,7 @@ def collect(
     tree: HostTree | None = None,
     runner: Runner = run,
     software: Mapping[str, str] | None = None,
+    nvml: NvmlFacts | None = None,
 ) -> Found:
     """Write what there is to know of this machine into ``directory``, and return it.
 
@@ -66,7 +67,7 @@ def collect(
         InvalidArgument: the directory cannot be written.
     """
     recording = _RecordingTree((tree or HostTree()).root)
-    found = find_out(recording, runner)
+    found = find_out(recording, runner, nvml=nvml)
     texts = run_commands(runner, list(COMMANDS))
     try:
         directory.mkdir(parents=True, exist_ok=True)

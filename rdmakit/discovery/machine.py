@@ -58,22 +58,21 @@ def find_out(
     tree: HostTree | None = None,
     runner: Runner = run,
     environ: Mapping[str, str] | None = None,
+    nvml: NvmlFacts | None = None,
 ) -> Found:
-    """Return the machine and its sources. See :func:`probe_machine`."""
+    """Return the machine and its sources. See :func:`probe_machine`.
+
+    ``nvml``: what NVML said already; None: it is asked.
+    """
     tree = tree or HostTree()
     sysfs = read_sysfs(tree)
     driver = _has_nvidia(tree)
-    nvml = NvmlFacts(problem="no NVIDIA driver")
     notes: list[str] = []
-    if driver:
-        nvml = (
-            ask_nvml(runner)
-            if have_pynvml()
-            else NvmlFacts(problem="nvidia-ml-py is not installed")
-        )
+    if nvml is None:
+        nvml = _ask(runner) if driver else NvmlFacts(problem="no NVIDIA driver")
     wanted: list[str] = []
     if driver and not nvml.gpus:
-        notes.append(f"{nvml.problem or 'NVML shows no GPU'}: nvidia-smi is asked instead")
+        notes.append(f"NVML: {nvml.problem or 'no GPU'}; nvidia-smi is asked instead")
         wanted += [name for name in COMMANDS if name.startswith("nvidia-smi")]
     if sysfs.nics:
         wanted.append("ibv_devinfo-v.txt")  # sysfs does not tell the active MTU
@@ -94,6 +93,12 @@ def run_commands(runner: Runner, names: Sequence[str]) -> dict[str, str]:
         for name, result in zip(names, results, strict=True)
         if not result.error and (result.stdout or result.ok)
     }
+
+
+def _ask(runner: Runner) -> NvmlFacts:
+    if not have_pynvml():
+        return NvmlFacts(problem="nvidia-ml-py is not installed")
+    return ask_nvml(runner)
 
 
 def _has_nvidia(tree: HostTree) -> bool:

@@ -48,6 +48,10 @@ def assemble(
         for g in gpus
     )
     matrix = _matrix(gpus, nics, tree, nvml, texts.matrix)
+    if not matrix.nvlink_known and len(gpus) > 1:
+        notes.append(
+            "NVLink is not known from these sources: between GPUs their PCIe relation is shown"
+        )
     if sysfs.virtual and sysfs.pci and texts.matrix is None and (len(gpus) > 1 or nics):
         notes.append(
             "this is a virtual machine: its PCI tree is the hypervisor's, so PIX to SYS may not "

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rdmakit.topology.cpulist import format_cpus, parse_cpus, share_cpus
+from rdmakit.topology.cpulist import parse_cpus, share_cpus
 from rdmakit.topology.model import Gpu, Machine
 
 __all__ = ["Cores", "give_cores", "gpu_cpus"]
@@ -77,7 +77,7 @@ def give_cores(
             if len(members) > threads:
                 reason += f": {len(members)} ranks for {threads} CPUs, which they share in turn"
             elif len(members) > 1:
-                reason += f": part {place + 1} of {len(members)} of {format_cpus(union)}"
+                reason += f", part {place + 1} of {len(members)}"
             found[member] = Cores(share, reason)
     return found
 

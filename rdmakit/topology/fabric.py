@@ -169,13 +169,20 @@ def _decide(machine: Machine, entries: list[_Entry]) -> None:
     if not groups:
         return
     winner = max(groups.values(), key=lambda group: _weight(machine, group, groups.values()))
+    plain = groups.get((False, None, None), [])
+    if plain and plain is not winner and not winner[0].bond:
+        winner += plain  # nothing tells them from the others but their place
+        del groups[False, None, None]
     for group in groups.values():
         for entry in group:
             if group is winner:
-                entry.role, entry.reason = "compute", _why_compute(entry, group)
+                entry.role = "compute"
             else:
                 _not_compute(entry, winner)
     _sort_by_place(machine, winner)
+    left = [entry for entry in winner if entry.role == "compute"]
+    for entry in left:
+        entry.reason = _why_compute(entry, left)
 
 
 def _weight(
@@ -256,7 +263,6 @@ def _sort_by_place(machine: Machine, group: list[_Entry]) -> None:
         paired = entry.nic.label in pairs and not near_pairs
         enough = len(near) >= len(machine.gpus)
         if not (enough or paired or entry.nearest is Path.SYS):
-            entry.reason += f"; {len(near)} others share a switch with a GPU"
             continue
         entry.role = "management" if entry.nic.default_route else "storage" if paired else "other"
         kind = {

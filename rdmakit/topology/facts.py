@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
 from rdmakit.topology.model import Gpu, MigDevice, Nic, NumaNode, PciDevice
 
-__all__ = ["NvLink", "NvmlFacts", "NvmlGpu", "SysfsFacts"]
+__all__ = ["NvLink", "NvmlFacts", "NvmlGpu", "SysfsFacts", "merge_nvml"]
 
 
 @dataclass(frozen=True)
@@ -74,3 +75,23 @@ class SysfsFacts:
     software: dict[str, str] = field(default_factory=dict)
     virtual: bool | None = None
     notes: tuple[str, ...] = ()
+
+
+def merge_nvml(views: Sequence[NvmlFacts]) -> NvmlFacts:
+    """Return the GPUs that the ranks of one node see together, numbered by PCI address.
+
+    A scheduler that gives each task its own GPU lets no rank see them all. What NVML says
+    of pairs is dropped: the PCI tree and the NVLinks' other ends tell it too.
+    """
+    whole = max(views, key=lambda view: len(view.gpus), default=NvmlFacts())
+    every = {gpu.uuid: gpu for view in views for gpu in view.gpus}
+    if len(every) <= len(whole.gpus):
+        return whole
+    gpus = sorted(every.values(), key=lambda gpu: (gpu.pci or "", gpu.uuid))
+    return replace(
+        whole,
+        gpus=tuple(replace(gpu, index=index) for index, gpu in enumerate(gpus)),
+        ancestors=(),
+        p2p=(),
+        p2p_nvlink=(),
+    )

@@ -170,7 +170,7 @@ def _choose_gpus(node: Node, notes: list[str]) -> list[_Chosen]:
         turns[key] += 1
         gpu = machine.gpu(seen[ordinal])
         device = facts.devices[ordinal] if ordinal < len(facts.devices) else ""
-        why = f"local rank {local}: visible device {ordinal} of {len(seen)}"
+        why = f"device {ordinal} of {len(seen)} for local rank {local}"
         if device.startswith("MIG-"):
             why += " (a MIG device)"
         found.append((seen[ordinal], device or (gpu.uuid if gpu else "") or None, ordinal, why))
@@ -344,7 +344,7 @@ def _nic_reason(
             default=relation.path,
         )
         word = "nearest" if relation.path is best else f"{best.name} ones have more ranks"
-        parts.append(f"{relation.path.name} from {gpu}, {word} of {len(usable)} compute port(s)")
+        parts.append(f"{relation.path.name}, {word} of {len(usable)} compute port(s)")
         if relation.path is Path.SYS:
             parts.append("no NIC is near: GPUDirect RDMA crosses the sockets")
         elif relation.path in (Path.PHB, Path.NODE):
