@@ -3,32 +3,28 @@
 from __future__ import annotations
 
 import os
-import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from importlib import metadata
 from pathlib import Path
 
 import msgspec
 
-import rdmakit
 from rdmakit.bootstrap import MpiBootstrap
 from rdmakit.config import Config
 from rdmakit.discovery.collect import collect
 from rdmakit.discovery.machine import find_out
 from rdmakit.drivers.host import HostTree, run
 from rdmakit.drivers.nvml import ask_nvml, have_pynvml
-from rdmakit.drivers.ucx_policy import decide
-from rdmakit.drivers.ucx_probe import probe
 from rdmakit.nodes import find_nodes
 from rdmakit.process.phase import current
 from rdmakit.process.watchdog import abort_on_exception, install
+from rdmakit.survey.local import local_software
 from rdmakit.topology.facts import NvmlFacts, merge_nvml
 from rdmakit.topology.model import Gpu, Machine
-from rdmakit.topology.placement import RankFacts, ranks_of
+from rdmakit.topology.placement import RankFacts
 from rdmakit.topology.visible import VARIABLES, visible_gpus
 
-__all__ = ["Job", "gather", "local_ranks", "local_software"]
+__all__ = ["Job", "gather"]
 
 
 class _RankWords(msgspec.Struct, frozen=True):
@@ -126,29 +122,3 @@ def _rank_facts(rank: int, words: _RankWords, machine: Machine) -> RankFacts:
         gpus = [gpu for gpu in machine.gpus if gpu.uuid in own]
     visible = visible_gpus(gpus, words.environ)
     return RankFacts(rank, visible.gpus, visible.devices, tuple(words.cpus))
-
-
-def local_ranks(
-    machine: Machine, count: int | None, environ: Mapping[str, str] | None = None
-) -> tuple[RankFacts, ...]:
-    """Return ranks to propose a place for on this machine: one for each GPU that is visible."""
-    env = os.environ if environ is None else environ
-    cpus = tuple(sorted(os.sched_getaffinity(0)))
-    if "CUDA_VISIBLE_DEVICES" not in env:
-        return tuple(replace(facts, cpus=cpus) for facts in ranks_of(machine, count))
-    visible = visible_gpus(machine.gpus, env)
-    number = count or len(visible.gpus or ()) or 1
-    return tuple(RankFacts(rank, visible.gpus, visible.devices, cpus) for rank in range(number))
-
-
-def local_software() -> dict[str, str]:
-    """Return versions of what this process would run with. Starts a short command at most."""
-    found = {"rdmakit": rdmakit.__version__, "Python": platform.python_version()}
-    decision = decide(probe(), "auto")
-    found["UCX"] = decision.version or "none"
-    for name in ("mpi4py", "numpy", "cupy-cuda12x", "cupy-cuda13x"):
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return found

@@ -17,7 +17,7 @@ from rdmakit.process.launcher import launcher_of
 from rdmakit.report.topo_schema import encode_topo, topo_result
 from rdmakit.report.topo_svg import draw
 from rdmakit.report.topo_text import print_lines, print_topo
-from rdmakit.survey.nodes import gather, local_ranks, local_software
+from rdmakit.survey.local import local_ranks, local_software
 from rdmakit.topology.explain import explain
 from rdmakit.topology.netdevices import NetDevices, choose_net_devices
 from rdmakit.topology.survey import Survey, make_survey
@@ -69,6 +69,8 @@ def run_topo(options: TopoOptions, config: Config) -> int:
         )
         title = f"rdmakit {rdmakit.__version__} topo: {options.source}"
     elif launcher.size > 1:
+        from rdmakit.survey.nodes import gather  # MPI, which one machine alone does not need
+
         job = gather(config, options.collect)
         if job.rank:
             return 0
@@ -87,9 +89,8 @@ def run_topo(options: TopoOptions, config: Config) -> int:
 
 def _alone(options: TopoOptions) -> tuple[Survey, dict[int, str | None]]:
     """Look at this machine without MPI."""
-    software = local_software()
     if options.collect is not None:
-        found = collect(options.collect, software=software)
+        found = collect(options.collect, software=local_software())
         print(f"written: {options.collect}", file=sys.stderr)
     else:
         found = find_out()
