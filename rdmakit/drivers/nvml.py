@@ -24,6 +24,8 @@ COMMAND = (sys.executable, "-m", "rdmakit.drivers.nvml")
 _LIMIT = 20.0
 """Seconds: without persistence mode the driver starts every GPU first."""
 _MOST_LINKS = 36
+_GENERATIONS = {1: 1, 2: 2, 3: 2, 4: 3, 5: 3, 6: 4, 7: 5}
+"""NVML_NVLINK_VERSION_*: 1.0, 2.0, 2.2, 3.0, 3.1, 4.0, 5.0 (an H200 answers 6)."""
 
 
 def have_pynvml() -> bool:
@@ -130,7 +132,7 @@ class _Reader:
             ask("nvmlDeviceGetMaxPcieLinkGeneration", handle),
             ask("nvmlDeviceGetMaxPcieLinkWidth", handle),
             links,
-            ask("nvmlDeviceGetNvLinkVersion", handle, 0) if links else None,
+            _GENERATIONS.get(ask("nvmlDeviceGetNvLinkVersion", handle, 0)) if links else None,
             None if mode is None else bool(mode[0]),
             self._mig(handle) if mode is not None and mode[0] else (),
         )
@@ -166,6 +168,8 @@ class _Reader:
             remote = self._ask("nvmlDeviceGetNvLinkRemotePciInfo", handle, link)
             kind = self._ask("nvmlDeviceGetNvLinkRemoteDeviceType", handle, link)
             address = normal_address(_text(remote.busId)) if remote is not None else None
+            if address is not None and address.startswith("ffff"):
+                address = None  # the other end is hidden, as in a virtual machine
             found.append(NvLink(kinds.get(kind) if kind is not None else None, address))
         return tuple(found)
 

@@ -176,11 +176,17 @@ class _Picture:
             Path.PXB: "PCIe switches",
             Path.PIX: "PCIe switch",
         }[cluster.level]
+        if len({(self._pci(label) or label).rpartition(".")[0] for label in cluster.members}) == 1:
+            title = "one card"
         link = next((d.link for d in self._machine.pci if d.address == cluster.bridge), None)
         below = " ".join(
             part for part in (cluster.bridge or "", link.describe() if link else "") if part
         )
         return ("host" if cluster.level is Path.PHB else "switch"), title, below
+
+    def _pci(self, label: str) -> str | None:
+        device = self._machine.gpu(label) or self._machine.nic(label)
+        return device.pci if device is not None else None
 
     def _loose(self, x: float) -> float:
         width = max(1, self._columns(self._lost)) * _COLUMN
@@ -191,7 +197,7 @@ class _Picture:
     # -- devices -------------------------------------------------------------------------------
 
     def _gpu(self, gpu: Gpu, x: float) -> None:
-        name = gpu.name.removeprefix("NVIDIA ")
+        name = gpu.name.removeprefix("NVIDIA ").removeprefix("Tesla ")
         lines = [gpu.label, name, gpu.link.describe().partition(",")[0] or (gpu.pci or "")]
         if gpu.mig:
             lines[2] = f"{len(gpu.mig)} MIG devices"
@@ -209,7 +215,8 @@ class _Picture:
         layer = next((port.link_layer for port in ports if port.link_layer), None)
         name = nic.name or nic.label
         first = name if name == nic.label else f"{nic.label} = {name}"
-        second = " ".join(part for part in (state, layer or "") if part) or (nic.pci or "")
+        short = {"InfiniBand": "IB", "Ethernet": "Ethernet"}.get(layer or "", layer or "")
+        second = " ".join(part for part in (state, short) if part) or (nic.pci or "")
         lines = [first, second, role if role != "compute" else nic.link.describe()]
         tip = "; ".join(f"{port.title}: {port.reason} {port.health.why}" for port in ports)
         self._box(x, self._nic_y, _BOX, _LEAF, _FILL[fill], lines, tip=tip or name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import rdmakit
@@ -17,10 +17,12 @@ from rdmakit.process.launcher import launcher_of
 from rdmakit.report.topo_schema import encode_topo, topo_result
 from rdmakit.report.topo_svg import draw
 from rdmakit.report.topo_text import print_lines, print_topo
-from rdmakit.survey.local import local_ranks, local_software
 from rdmakit.topology.explain import explain
+from rdmakit.topology.model import Machine
 from rdmakit.topology.netdevices import NetDevices, choose_net_devices
+from rdmakit.topology.placement import RankFacts, ranks_of
 from rdmakit.topology.survey import Survey, make_survey
+from rdmakit.topology.visible import visible_gpus
 from rdmakit.topology.words import LEGEND, TECHNIQUES
 
 __all__ = ["TopoOptions", "run_topo"]
@@ -69,10 +71,10 @@ def run_topo(options: TopoOptions, config: Config) -> int:
         )
         title = f"rdmakit {rdmakit.__version__} topo: {options.source}"
     elif launcher.size > 1:
-        from rdmakit.survey.nodes import gather  # MPI, which one machine alone does not need
+        from rdmakit.survey.job import look  # MPI, which one machine alone does not need
 
-        job = gather(config, options.collect)
-        if job.rank:
+        first, job = look(config, options.collect)
+        if not first:
             return 0
         survey = make_survey(job.machines, job.ranks, chosen=options.nics)
         user = dict(enumerate(job.net_devices))
@@ -90,14 +92,26 @@ def run_topo(options: TopoOptions, config: Config) -> int:
 def _alone(options: TopoOptions) -> tuple[Survey, dict[int, str | None]]:
     """Look at this machine without MPI."""
     if options.collect is not None:
-        found = collect(options.collect, software=local_software())
+        from rdmakit.machines import software
+
+        found = collect(options.collect, software=software())
         print(f"written: {options.collect}", file=sys.stderr)
     else:
         found = find_out()
     machine = found.machine
-    ranks = local_ranks(machine, options.ranks_per_node)
+    ranks = _local_ranks(machine, options.ranks_per_node)
     survey = make_survey([machine], [ranks], [found.texts], chosen=options.nics)
     return survey, dict.fromkeys(range(len(ranks)), os.environ.get("UCX_NET_DEVICES"))
+
+
+def _local_ranks(machine: Machine, count: int | None) -> tuple[RankFacts, ...]:
+    """Return ranks to propose a place for: one for each GPU that is visible here."""
+    cpus = tuple(sorted(os.sched_getaffinity(0)))
+    if "CUDA_VISIBLE_DEVICES" not in os.environ:
+        return tuple(replace(facts, cpus=cpus) for facts in ranks_of(machine, count))
+    visible = visible_gpus(machine.gpus, os.environ)
+    number = count or len(visible.gpus or ()) or 1
+    return tuple(RankFacts(rank, visible.gpus, visible.devices, cpus) for rank in range(number))
 
 
 def _net_devices(survey: Survey, user: dict[int, str | None]) -> dict[int, NetDevices]:
