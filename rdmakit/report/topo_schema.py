@@ -11,7 +11,15 @@ import msgspec
 from rdmakit.topology.acs import PathCheck
 from rdmakit.topology.cpulist import format_cpus
 from rdmakit.topology.fabric import FabricPort
-from rdmakit.topology.model import Gpu, Machine, Nic, NumaNode, PciDevice, Port
+from rdmakit.topology.model import (
+    Gpu,
+    Machine,
+    MigDevice,
+    Nic,
+    PciDevice,
+    PcieLink,
+    Port,
+)
 from rdmakit.topology.netdevices import NetDevices
 from rdmakit.topology.parsers.gids import choose_gid
 from rdmakit.topology.parsers.ucx_log import LogFinding
@@ -37,6 +45,35 @@ class GidChoice(msgspec.Struct, frozen=True):
 
     index: int | None
     why: str
+
+
+class GpuResult(msgspec.Struct, frozen=True, kw_only=True):
+    """A GPU. Affinities are as nvidia-smi prints them, ``cpus`` as they are understood."""
+
+    label: str
+    index: int
+    name: str | None
+    uuid: str | None
+    pci: str | None
+    minor: int | None
+    numa: int | None
+    cpus: str | None
+    cpu_affinity: str | None
+    numa_affinity: str | None
+    gpu_numa_id: str | None
+    pcie: PcieLink
+    pcie_generation: int | None
+    pcie_max_generation: int | None
+    nvlinks: int | None
+    mig_mode: bool | None
+    mig: list[MigDevice]
+
+
+class NumaResult(msgspec.Struct, frozen=True):
+    """A NUMA node; without CPUs it is a device's memory."""
+
+    index: int
+    cpus: str
 
 
 class PortResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,7 +127,7 @@ class NodeResult(msgspec.Struct, frozen=True, kw_only=True):
 
     host: str
     sources: list[str]
-    gpus: list[Gpu]
+    gpus: list[GpuResult]
     nics: list[Nic]
     nic_names: dict[str, str]
     """RDMA device by label; a NIC without a known name is absent."""
@@ -103,7 +140,7 @@ class NodeResult(msgspec.Struct, frozen=True, kw_only=True):
     verdict: str
     """On the compute fabric's ports."""
     paths: list[PathCheck]
-    numa_nodes: list[NumaNode]
+    numa_nodes: list[NumaResult]
     pci: list[PciDevice]
     software: dict[str, str]
     virtual_machine: bool | None
@@ -196,7 +233,7 @@ def _node(node: SurveyNode, name: str) -> NodeResult:
     return NodeResult(
         host=name,
         sources=list(machine.sources),
-        gpus=list(machine.gpus),
+        gpus=[_gpu(gpu) for gpu in machine.gpus],
         nics=list(machine.nics),
         nic_names={nic.label: nic.name for nic in machine.nics if nic.name},
         relations={
@@ -209,7 +246,7 @@ def _node(node: SurveyNode, name: str) -> NodeResult:
         ports=[_port(machine, port) for port in node.fabric.ports],
         verdict=node.fabric.verdict,
         paths=list(node.paths),
-        numa_nodes=list(machine.numa_nodes),
+        numa_nodes=[NumaResult(numa.index, format_cpus(numa.cpus)) for numa in machine.numa_nodes],
         pci=list(machine.pci),
         software=machine.software,
         virtual_machine=machine.virtual,
@@ -218,6 +255,28 @@ def _node(node: SurveyNode, name: str) -> NodeResult:
         texts={name: list(kinds) for name, kinds in texts.kinds.items()},
         notes=[*machine.notes, *node.remarks],
         unread=list(texts.unread),
+    )
+
+
+def _gpu(gpu: Gpu) -> GpuResult:
+    return GpuResult(
+        label=gpu.label,
+        index=gpu.index,
+        name=gpu.name or None,
+        uuid=gpu.uuid or None,
+        pci=gpu.pci,
+        minor=gpu.minor,
+        numa=gpu.numa,
+        cpus=format_cpus(gpu.cpus) if gpu.cpus is not None else None,
+        cpu_affinity=gpu.cpu_affinity,
+        numa_affinity=gpu.numa_affinity,
+        gpu_numa_id=gpu.gpu_numa_id,
+        pcie=gpu.link,
+        pcie_generation=gpu.link.generation,
+        pcie_max_generation=gpu.link.max_generation,
+        nvlinks=gpu.nvlinks,
+        mig_mode=gpu.mig_mode,
+        mig=list(gpu.mig),
     )
 
 

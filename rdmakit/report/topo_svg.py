@@ -47,7 +47,7 @@ def draw(survey: Survey) -> str:
         names = ", ".join(survey.names[n] for n in group[:6])
         more = f" and {len(group) - 6} more" if len(group) > 6 else ""
         pictures.append(_Picture(node.machine, node.fabric, names + more).build())
-    width = max([480.0, *(picture.width for picture in pictures)])
+    width = max([540.0, *(picture.width for picture in pictures)])
     height = sum(picture.height for picture in pictures) + 40
     root = ET.Element(
         "svg",
@@ -148,35 +148,44 @@ class _Picture:
             at += child_width + _GAP
         self._leaves(cluster.devices, at, y + _BAR)
 
-    def _leaves(self, labels: Sequence[str], x: float, top: float) -> None:
-        """Draw devices in columns: NICs in the upper row, GPUs in the lower."""
+    def _leaves(self, labels: Sequence[str], x: float, top: float | None) -> None:
+        """Draw devices in columns: NICs in the upper row, GPUs in the lower.
+
+        ``top``: where the bridge above them ends; None: nothing is above them.
+        """
         gpus = [gpu for label in labels if (gpu := self._machine.gpu(label)) is not None]
         nics = [nic for label in labels if (nic := self._machine.nic(label)) is not None]
         for place, nic in enumerate(nics):
             left = x + place * _COLUMN + (_COLUMN - _BOX) / 2 + 4
-            self._line(left + _BOX / 2, top, left + _BOX / 2, self._nic_y, 1.5)
+            if top is not None:
+                self._line(left + _BOX / 2, top, left + _BOX / 2, self._nic_y, 1.5)
             self._nic(nic, left)
         for place, gpu in enumerate(gpus):
             left = x + place * _COLUMN + (_COLUMN - _BOX) / 2 + 4
-            # Beside the NIC above it, not through it.
-            side = left - 8 if place < len(nics) else left + _BOX / 2
-            self._line(side, top, side, self._gpu_y + (14 if side < left else 0), 1.5)
-            if side < left:
-                self._line(side, self._gpu_y + 14, left, self._gpu_y + 14, 1.5)
+            if top is not None:
+                # Beside the NIC above it, not through it.
+                side = left - 8 if place < len(nics) else left + _BOX / 2
+                self._line(side, top, side, self._gpu_y + (14 if side < left else 0), 1.5)
+                if side < left:
+                    self._line(side, self._gpu_y + 14, left, self._gpu_y + 14, 1.5)
             self._gpu(gpu, left)
 
     def _words(self, cluster: Cluster) -> tuple[str, str, str]:
         if cluster.level is Path.NODE:
             node = next((n for n in self._machine.numa_nodes if n.index == cluster.numa), None)
+            gpus = [gpu for m in cluster.members if (gpu := self._machine.gpu(m)) is not None]
+            near = {format_cpus(gpu.cpus) if gpu.cpus else "" for gpu in gpus}
             cpus = format_cpus(node.cpus) if node is not None else ""
-            name = f"NUMA node {cluster.numa}" if cluster.numa is not None else "NUMA node ?"
+            cpus = cpus or (next(iter(near)) if len(near) == 1 else "")
+            name = f"NUMA node {cluster.numa}" if cluster.numa is not None else "socket"
             return "numa", name, f"CPUs {cpus}" if cpus else ""
         title = {
             Path.PHB: "PCIe host bridge",
             Path.PXB: "PCIe switches",
             Path.PIX: "PCIe switch",
         }[cluster.level]
-        if len({(self._pci(label) or label).rpartition(".")[0] for label in cluster.members}) == 1:
+        slots = {(self._pci(label) or label).rpartition(".")[0] for label in cluster.members}
+        if len(slots) == 1 and "" not in slots:
             title = "one card"
         link = next((d.link for d in self._machine.pci if d.address == cluster.bridge), None)
         below = " ".join(
@@ -191,7 +200,7 @@ class _Picture:
     def _loose(self, x: float) -> float:
         width = max(1, self._columns(self._lost)) * _COLUMN
         self._text(x + 4, 40, "position not known", 11, width=width)
-        self._leaves(self._lost, x, 46)
+        self._leaves(self._lost, x, None)
         return x + width
 
     # -- devices -------------------------------------------------------------------------------
@@ -233,7 +242,10 @@ class _Picture:
         if not pairs:
             return bottom
         whole = len(pairs) == len(labels) * (len(labels) - 1) // 2
-        if whole and len(labels) > 2 and len(set(pairs.values())) == 1:
+        even = len(set(pairs.values())) == 1
+        # Too many arcs show nothing: a matrix that was cut in the middle.
+        if even and ((whole and len(labels) > 2) or len(pairs) > 2 * len(labels)):
+            where = "between any two GPUs" if whole else "between all pairs that are known"
             left = min(self._centers[label] for label in labels) - _BOX / 2
             right = max(self._centers[label] for label in labels) + _BOX / 2
             count = next(iter(pairs.values()))
@@ -247,7 +259,7 @@ class _Picture:
                 right - left,
                 28,
                 "#dff0d3",
-                [f"NVLink: NV{count} between any two GPUs"],
+                [f"NVLink: NV{count} {where}"],
                 tip="NVLink",
             )
             return bottom + 50

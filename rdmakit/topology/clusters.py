@@ -41,12 +41,13 @@ def cluster_tree(machine: Machine) -> tuple[Cluster, tuple[str, ...]]:
     """Return the tree of a machine, and the devices whose position is not known."""
     labels = [gpu.label for gpu in machine.gpus] + [nic.label for nic in machine.nics]
     known = _Known(machine)
-    placed = [
-        label
-        for label in labels
-        if known.numa(label) is not None
-        or any(known.path(label, other) is not None for other in labels if other != label)
-    ]
+    placed = []
+    for label in labels:
+        paths = [known.path(label, other) for other in labels if other != label]
+        near = any(path is not None and path < Path.SYS for path in paths)
+        # Far from all others is a place too, if all are known.
+        if near or known.numa(label) is not None or (paths and None not in paths):
+            placed.append(label)
     lost = tuple(label for label in labels if label not in placed)
     return Cluster(Path.SYS, *_divide(known, placed, 0)), lost
 
@@ -100,7 +101,7 @@ def _divide(
     single: list[str] = []
     for group in _groups(known, labels, level):
         below, devices = _divide(known, group, depth + 1)
-        numas = {known.numa(label) for label in group}
+        numas = {known.numa(label) for label in group} - {None}
         numa = next(iter(numas)) if len(numas) == 1 else None
         if level is Path.NODE:
             children.append(Cluster(level, below, devices, numa))
