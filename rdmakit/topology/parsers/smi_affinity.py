@@ -55,7 +55,10 @@ def read_affinity(
     values = _placed(cells, titles, tabs=tabs and not mixed)
     problems: list[str] = []
     if not names:
-        return Affinity(), problems
+        # Without a header a list with a range in it can be nothing but CPUs.
+        first = next((cell.text for cell in cells if cell.text), "")
+        cpus = first if "-" in first and parse_cpus(first) is not None else None
+        return Affinity(cpus), problems
     _divide(values, names, problems)
     if not tabs or mixed:
         _doubt(values, names, problems)
