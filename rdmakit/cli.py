@@ -132,6 +132,95 @@ def bench(
     return run_bench(options, config)
 
 
+@cli.command()
+@click.option(
+    "--from",
+    "source",
+    metavar="PATH",
+    help="Not this machine: a directory of --collect, "
+    "or of outputs of nvidia-smi topo, ibstat and others; or one such file.",
+)
+@click.option("--collect", metavar="DIR", help="Write what there is to know into DIR for --from.")
+@click.option("--graph", metavar="FILE.svg", help="Write a picture of the nodes.")
+@click.option(
+    "--explain",
+    nargs=2,
+    metavar="A B",
+    help="Tell which way bytes take between two devices: GPU0 GPU5, GPU0 mlx5_0.",
+)
+@click.option("--json", is_flag=True, help="Print JSON (schema rdmakit.topo/1).")
+@click.option(
+    "--nics",
+    default="",
+    metavar="LIST",
+    help="Compute ports, where the choice made is wrong: mlx5_0,mlx5_1:1,mlx5_[2-5].",
+)
+@click.option(
+    "--ranks-per-node",
+    type=int,
+    metavar="N",
+    help="Propose a placement for N ranks on each node. [default: one for each GPU]",
+)
+def topo(
+    nics: str,
+    explain: tuple[str, str] | None,
+    ranks_per_node: int | None,
+    json: bool,
+    **paths: str | None,
+) -> int:
+    """Show GPUs, NICs, CPUs and the ways between them; propose a place for each rank.
+
+    Alone for this machine, under mpirun for all nodes of the job, with what differs between
+    them.
+    """
+    from pathlib import Path
+
+    from rdmakit.survey.topo import TopoOptions, run_topo
+
+    places = {name: Path(path) for name, path in paths.items() if path}
+    options = TopoOptions(
+        **places,
+        explain=explain or None,
+        json=json,
+        nics=tuple(name for name in nics.split(",") if name),
+        ranks_per_node=ranks_per_node,
+    )
+    return run_topo(options, Config.from_env(timeout=_BENCH_TIMEOUT))
+
+
+@cli.command()
+@click.argument("file", required=False)
+@click.option("-n", "ranks", type=int, metavar="N", help="Show what mpirun -n N would do.")
+@click.option(
+    "--dialect",
+    metavar="NAME",
+    help="Read it as openmpi, hydra, intelmpi, mvapich, deepspeed, slurm or plain. "
+    "[default: by its lines]",
+)
+@click.option("--launcher", metavar="NAME", help="For -n: openmpi, hydra or slurm.")
+@click.option(
+    "--map-by",
+    default="slot",
+    show_default=True,
+    metavar="HOW",
+    help="For -n with Open MPI: slot, node or ppr:N:node.",
+)
+@click.option("--cores", type=int, metavar="N", help="Cores of each host, for hosts without slots.")
+@click.option(
+    "--to", metavar="NAME", help="Print it for openmpi, hydra, intelmpi, deepspeed or slurm."
+)
+@click.option("--slots", type=int, metavar="N", help="For --to: slots of hosts without.")
+@click.option("--json", is_flag=True, help="Print JSON (schema rdmakit.hostfile/1).")
+def hostfile(**given: Any) -> int:
+    """Read, check or convert a hostfile (- for standard input; none: the Slurm job's nodes).
+
+    Exit status 1 where it has errors, or where mpirun would refuse it.
+    """
+    from rdmakit.survey.hostfile import HostfileOptions, run_hostfile
+
+    return run_hostfile(HostfileOptions(**given))
+
+
 def main(args: list[str] | None = None) -> None:
     """Entry point of ``rdmakit`` and ``python -m rdmakit``. Does not return."""
     launcher = launcher_of(os.environ)

@@ -11,7 +11,7 @@ import os
 import shutil
 import signal
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ __all__ = [
     "CommandResult",
     "ElfLinks",
     "HostTree",
+    "Runner",
     "elf_links",
     "elf_needed",
     "mapped_files",
@@ -53,6 +54,14 @@ class HostTree:
         """Return the text of a file, or None when it cannot be read (absent, EINVAL, EACCES)."""
         try:
             return self.locate(path).read_text(encoding="utf-8", errors="replace")
+        except (OSError, ValueError):
+            return None
+
+    def read_bytes(self, path: str, most: int) -> bytes | None:
+        """Return the first ``most`` bytes of a file, or None when it cannot be read."""
+        try:
+            with self.locate(path).open("rb") as stream:
+                return stream.read(most)
         except (OSError, ValueError):
             return None
 
@@ -118,6 +127,10 @@ class CommandResult:
     def ok(self) -> bool:
         """Whether the command ran to its end with status 0."""
         return self.rc == 0
+
+
+Runner = Callable[[Sequence[str], float], CommandResult]
+"""What starts commands: ``run``, or a stand-in that has the outputs of another machine."""
 
 
 def run(argv: Sequence[str], timeout: float, env: Mapping[str, str] | None = None) -> CommandResult:

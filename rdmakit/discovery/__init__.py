@@ -1,0 +1,1 @@
+"""Finding out what one machine is: sysfs, NVML and commands, through doors that tests can fake."""

@@ -1,0 +1,137 @@
+"""The machines under a job's ranks: each looked at once, what every rank sees, known to all."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib import metadata
+from pathlib import Path
+
+import msgspec
+
+import rdmakit
+from rdmakit.discovery.collect import collect
+from rdmakit.discovery.machine import find_out
+from rdmakit.drivers.host import HostTree, run
+from rdmakit.drivers.nvml import ask_nvml, have_pynvml
+from rdmakit.drivers.ucx_policy import decide
+from rdmakit.drivers.ucx_probe import probe
+from rdmakit.protocols import Bootstrap
+from rdmakit.topology.facts import NvmlFacts, merge_nvml
+from rdmakit.topology.model import Gpu, Machine
+from rdmakit.topology.placement import RankFacts
+from rdmakit.topology.visible import VARIABLES, visible_gpus
+
+__all__ = ["Job", "gather", "software"]
+
+
+class _RankWords(msgspec.Struct, frozen=True):
+    """What a rank tells all others of itself."""
+
+    environ: dict[str, str]
+    cpus: list[int]
+    nvml: NvmlFacts | None
+    """Where the launcher may hide GPUs from single ranks."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """All machines; equal on all ranks."""
+
+    machines: tuple[Machine, ...]
+    ranks: tuple[tuple[RankFacts, ...], ...]
+    """Ranks of each machine; the place is the local rank."""
+    net_devices: tuple[str | None, ...]
+    """UCX_NET_DEVICES of each rank; None where it is not set."""
+
+
+def gather(
+    bootstrap: Bootstrap,
+    nodes: Sequence[Sequence[int]],
+    host: str,
+    facts: Mapping[str, str],
+    directory: Path | None = None,
+) -> Job:
+    """Look at every machine of a job. Collective, blocking for seconds.
+
+    The first rank of each node looks at the machine and starts commands by posix_spawn.
+
+    Args:
+        bootstrap: control plane of all ranks.
+        nodes: ranks of each node, equal on all ranks.
+        host: this machine's name.
+        facts: versions to compare between nodes, beside those that are found here.
+        directory: where the first rank of each node writes what it found, in a folder that has
+            its host's name; None: nowhere.
+    """
+    words = _RankWords(
+        {name: os.environ[name] for name in (*VARIABLES, "UCX_NET_DEVICES") if name in os.environ},
+        sorted(os.sched_getaffinity(0)),
+        _own_view(),
+    )
+    told = [
+        msgspec.json.decode(text, type=_RankWords)
+        for text in bootstrap.allgather(msgspec.json.encode(words))
+    ]
+    mine = next(ranks for ranks in nodes if bootstrap.rank in ranks)
+    machine: Machine | None = None
+    if bootstrap.rank == mine[0]:
+        views = [view for rank in mine if (view := told[rank].nvml) is not None]
+        machine = _look(host, views, {**software(), **facts}, directory)
+    answers = [
+        msgspec.json.decode(text, type=Machine | None)
+        for text in bootstrap.allgather(msgspec.json.encode(machine))
+    ]
+    machines = [answers[ranks[0]] or Machine() for ranks in nodes]
+    return Job(
+        tuple(machines),
+        tuple(
+            tuple(_rank_facts(rank, told[rank], machine) for rank in ranks)
+            for ranks, machine in zip(nodes, machines, strict=True)
+        ),
+        tuple(own.environ.get("UCX_NET_DEVICES") for own in told),
+    )
+
+
+def _own_view() -> NvmlFacts | None:
+    """Return the GPUs that this rank may see, under a scheduler that can hide some from it."""
+    if "SLURM_JOB_ID" not in os.environ or not have_pynvml():
+        return None
+    if not HostTree().exists("/proc/driver/nvidia/version"):
+        return None
+    return ask_nvml(run)
+
+
+def _look(
+    host: str, views: Sequence[NvmlFacts], facts: Mapping[str, str], directory: Path | None
+) -> Machine:
+    nvml = merge_nvml(views) if views else None
+    if directory is not None:
+        found = collect(directory / host, software=facts, nvml=nvml)
+    else:
+        found = find_out(nvml=nvml)
+    machine = found.machine
+    return replace(machine, host=host, software={**machine.software, **facts})
+
+
+def _rank_facts(rank: int, words: _RankWords, machine: Machine) -> RankFacts:
+    gpus: Sequence[Gpu] = machine.gpus
+    if words.nvml is not None and words.nvml.gpus:
+        own = {gpu.uuid for gpu in words.nvml.gpus}
+        gpus = [gpu for gpu in machine.gpus if gpu.uuid in own]
+    visible = visible_gpus(gpus, words.environ)
+    return RankFacts(rank, visible.gpus, visible.devices, tuple(words.cpus))
+
+
+def software() -> dict[str, str]:
+    """Return versions of what this process would run with. Local; starts short commands."""
+    found = {"rdmakit": rdmakit.__version__, "Python": platform.python_version()}
+    found["UCX"] = decide(probe(), "auto").version or "none"
+    for name in ("mpi4py", "numpy", "cupy-cuda12x", "cupy-cuda13x"):
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found

@@ -1,0 +1,1 @@
+"""Commands that look at machines and hostfiles: ``rdmakit topo`` and ``rdmakit hostfile``."""

@@ -1,0 +1,352 @@
+"""``nvidia-smi topo -m``, ``-mp``, ``-p2p``: old and new columns, whole or cut, tabs or blanks."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from rdmakit.topology.model import Matrix, natural
+from rdmakit.topology.parsers.smi_affinity import COLUMNS, Affinity, Cell, read_affinity
+from rdmakit.topology.text import Unread, lines_of
+from rdmakit.topology.words import relation_of
+
+__all__ = ["SmiMatrix", "parse_matrices"]
+
+_DEVICE = re.compile(r"(?=\S*[A-Za-z])(?=\S*\d)[A-Za-z][\w.:-]*", re.ASCII)
+_P2P = ("OK", "CNS", "GNS", "TNS", "NS", "DR", "U")
+_HEADINGS = re.compile(r"CPU\s+Affinity|NUMA\s+Affinity|GPU\s+NUMA\s+ID", re.IGNORECASE)
+_MOST_DEVICES = 1024
+
+
+@dataclass(frozen=True)
+class SmiMatrix:
+    """One matrix as the text shows it."""
+
+    kind: str
+    """``topo`` or ``p2p``."""
+    devices: tuple[str, ...] = ()
+    """All columns, then rows that have no column, in printed order."""
+    matrix: Matrix = field(default_factory=Matrix)
+    nic_names: dict[str, str] = field(default_factory=dict)
+    """RDMA device name by label; a NIC that the text does not name is absent."""
+    affinity: dict[str, Affinity] = field(default_factory=dict)
+    columns: tuple[str, ...] = ()
+    """Which affinity columns there are: cpu, numa, gpu_numa."""
+    problems: tuple[str, ...] = ()
+    unread: tuple[Unread, ...] = ()
+
+    @property
+    def gpus(self) -> tuple[str, ...]:
+        """Labels of the GPUs, in order."""
+        return tuple(sorted((d for d in self.devices if _is_gpu(d)), key=natural))
+
+    @property
+    def nics(self) -> tuple[str, ...]:
+        """Labels of the NICs, in the order of the columns."""
+        return tuple(d for d in self.devices if not _is_gpu(d))
+
+
+def parse_matrices(text: str) -> list[SmiMatrix]:
+    """Return every matrix in ``text``. Never raises; a text without one gives an empty list."""
+    tables: list[_Table] = []
+    legend: dict[str, str] = {}
+    lines = lines_of(text)
+    for number, line in enumerate(lines, 1):
+        if match := re.fullmatch(r"\s*(NIC\d+)\s*:\s*(\S+)\s*", line, re.ASCII):
+            legend.setdefault(match[1], match[2])
+            continue
+        # Jobs' scripts keep such listings as comments.
+        bare = re.sub(r"^\s*#+ ?", "", line)
+        if tables and tables[-1].takes(bare):
+            tables[-1].add(number, bare, last=number == len(lines))
+        elif (table := _Table.begun_by(number, bare, last=number == len(lines))) is not None:
+            tables.append(table)
+    modern = bool(re.search(r"^\W*(SYS|NODE)\s*=", "\n".join(lines), re.MULTILINE))
+    bonded = bool(re.search(r"^\W*NV#\s*=", "\n".join(lines), re.MULTILINE))
+    found = [table.finish(legend, hides_nvlink=modern and not bonded) for table in tables]
+    return [matrix for matrix in found if matrix is not None]
+
+
+def _is_gpu(name: str) -> bool:
+    return re.fullmatch(r"GPU\d+", name, re.ASCII) is not None
+
+
+def _is_word(token: str) -> bool:
+    return relation_of(token) is not None or token.upper() in _P2P
+
+
+def _is_affinity(token: str) -> bool:
+    return re.match(r"\d|N/A", token, re.IGNORECASE) is not None
+
+
+def _tokens(line: str) -> list[Cell]:
+    return [Cell(match[0], match.start()) for match in re.finditer(r"\S+", line)]
+
+
+def _cells(line: str) -> list[Cell]:
+    """Return the cells of a row: fields where tabs divide it, else words. Empty fields count."""
+    if "\t" not in line:
+        return _tokens(line)
+    cells: list[Cell] = []
+    for part in line.split("\t"):
+        words = part.split()
+        # A name and its first relation, or relations, with a blank where a tab was.
+        if len(words) > 1 and all(_is_word(word) or _DEVICE.fullmatch(word) for word in words):
+            cells += [Cell(word, -1) for word in words]
+        else:
+            cells.append(Cell(part.strip(), -1))
+    while cells and not cells[0].text:
+        cells.pop(0)
+    return cells
+
+
+def _heading(line: str) -> tuple[list[Cell], list[Cell]] | None:
+    """Return (device columns, affinity columns) of a header line, None for another line."""
+    titles = list(_HEADINGS.finditer(line))
+    devices = _tokens(line[: titles[0].start()] if titles else line)
+    if not devices or len(devices) > _MOST_DEVICES:
+        return None
+    if not all(_DEVICE.fullmatch(device.text) for device in devices):
+        return None
+    if any(_is_word(device.text) for device in devices):
+        return None
+    return devices, [
+        Cell(COLUMNS[t[0].split()[0].upper() + str(len(t[0].split()))], t.start()) for t in titles
+    ]
+
+
+@dataclass
+class _Row:
+    number: int
+    name: str
+    cells: list[Cell]
+    """Everything after the name."""
+    tabs: bool
+    cut: bool
+    """Whether the text ends inside this row."""
+
+
+class _Table:
+    """A matrix while its lines come in."""
+
+    def __init__(self) -> None:
+        self.columns: list[Cell] = []
+        self.titles: list[Cell] = []
+        self.rows: list[_Row] = []
+        self.problems: list[str] = []
+        self.unread: list[Unread] = []
+
+    @classmethod
+    def begun_by(cls, number: int, line: str, *, last: bool) -> _Table | None:
+        """Return a table that ``line`` begins, as its header or, if that is lost, a row."""
+        table = cls()
+        heading = _heading(line)
+        if heading is not None and any(_is_gpu(column.text) for column in heading[0]):
+            table.columns, table.titles = heading
+            return table
+        if _row_name(line) is None or not _is_gpu(line.split()[0]):
+            return None
+        table.add(number, line, last=last)
+        return table
+
+    def takes(self, line: str) -> bool:
+        """Return whether ``line`` goes on with this table."""
+        if _row_name(line) is not None:
+            return all(row.name != line.split()[0] for row in self.rows)
+        if _heading(line) is not None:
+            return bool(self.columns) and not self.rows  # a header wrapped by the terminal
+        words = line.split()
+        return (
+            bool(words and self.rows)
+            and self._short(self.rows[-1])
+            and all(_is_word(word) or _is_affinity(word) for word in words)
+        )
+
+    def _short(self, row: _Row) -> bool:
+        words = sum(_is_word(cell.text) for cell in row.cells)
+        return words < len(self.columns)
+
+    def add(self, number: int, line: str, *, last: bool) -> None:
+        """Take a line: a row, or the rest of a wrapped header or row."""
+        if _row_name(line) is None:
+            heading = _heading(line)
+            if heading is not None:
+                self.columns += [Cell(c.text, -1) for c in heading[0]]
+                self.titles += [Cell(c.text, -1) for c in heading[1]]
+            else:
+                self.rows[-1].cells += [Cell(word, -1) for word in line.split()]
+                self.rows[-1].cut = last
+            return
+        cells = _cells(line)
+        self.rows.append(_Row(number, cells[0].text, cells[1:], "\t" in line, last))
+
+    def finish(self, legend: dict[str, str], *, hides_nvlink: bool) -> SmiMatrix | None:
+        """Return what the lines hold, None where they hold no row."""
+        if not self.rows:
+            return None
+        named = bool(self.columns)
+        width = len(self.columns)
+        last = self.rows[-1]
+        if not self._short(last) and {c.text for c in self.columns} <= {r.name for r in self.rows}:
+            last.cut = False  # whole, only without a final line end
+        taken = [self._split(row, width) for row in self.rows]
+        columns = self._column_names(taken)
+        names = list(dict.fromkeys([*columns, *(row.name for row in self.rows)]))
+        names = [name for name in names if name]
+        found = self._fill(names, columns, taken)
+        words = {cell.upper() for row in found for cell in row if cell}
+        kind = "p2p" if words & set(_P2P) and not words - {*_P2P, "X"} else "topo"
+        affinity, titles = self._affinities(taken)
+        self._report_missing(names, found, named=named, kind=kind)
+        nics = [name for name in names if not _is_gpu(name)]
+        real = {n: n if not re.fullmatch(r"NIC\d+", n) else legend.get(n, "") for n in nics}
+        if kind == "topo" and nics and not all(real.values()):
+            lost = [name for name in nics if not real[name]]
+            self.problems.append(
+                f"the NIC legend is missing: the real names of {_some(lost)} are not known"
+            )
+        bonded = any(word.startswith("NV") for word in words)
+        return SmiMatrix(
+            kind,
+            tuple(names),
+            Matrix(
+                tuple(names),
+                tuple(tuple(row) for row in found),
+                nvlink_known=kind == "topo" and (bonded or not hides_nvlink),
+            ),
+            {nic: name for nic, name in real.items() if name},
+            affinity,
+            titles,
+            tuple(dict.fromkeys(self.problems)),
+            tuple(self.unread),
+        )
+
+    def _split(self, row: _Row, width: int) -> tuple[list[Cell], list[Cell]]:
+        """Return (matrix cells, affinity cells) of a row."""
+        if row.tabs and width:
+            return row.cells[:width], row.cells[width:]
+        count = 0
+        for cell in row.cells:
+            if _is_word(cell.text) or (
+                cell.text and not _is_affinity(cell.text) and count < max(width, 1)
+            ):
+                count += 1
+            else:
+                break
+        cells, rest = row.cells[:count], row.cells[count:]
+        if 0 < count < width and not row.cut:
+            cells = self._by_place(row, cells)
+        return cells, rest
+
+    def _by_place(self, row: _Row, cells: list[Cell]) -> list[Cell]:
+        """Give each word of a row with too few of them the column that it stands under."""
+        self.problems.append(
+            f"{row.name}: {len(cells)} cells for {len(self.columns)} columns; each is taken for "
+            "the column above it"
+        )
+        if any(cell.at < 0 for cell in (*cells, *self.columns)):
+            return cells
+        placed = [Cell("", -1) for _ in self.columns]
+        first = 0
+        for cell in cells:
+            choices = range(first, len(self.columns))
+            if not choices:
+                break
+            best = min(choices, key=lambda c: abs(self.columns[c].at - cell.at))
+            placed[best] = cell
+            first = best + 1
+        return placed
+
+    def _column_names(self, taken: Sequence[tuple[list[Cell], list[Cell]]]) -> list[str]:
+        """Return a name for each column; those that the header lacks are known by their X."""
+        names = [column.text for column in self.columns]
+        widest = min(max((len(cells) for cells, _ in taken), default=0), _MOST_DEVICES)
+        if widest > len(names):
+            self.problems.append(
+                f"the header names {len(names)} of {widest} columns; the others are known only "
+                "where their own row has its X"
+            )
+        names += [""] * (widest - len(names))
+        for row, (cells, _) in zip(self.rows, taken, strict=True):
+            for place, cell in enumerate(cells[: len(names)]):
+                if cell.text.upper() == "X" and not names[place] and row.name not in names:
+                    names[place] = row.name
+        return names
+
+    def _fill(
+        self,
+        names: list[str],
+        columns: list[str],
+        taken: Sequence[tuple[list[Cell], list[Cell]]],
+    ) -> list[list[str | None]]:
+        places = {name: place for place, name in enumerate(names)}
+        found: list[list[str | None]] = [[None] * len(names) for _ in names]
+        for row, (cells, _) in zip(self.rows, taken, strict=True):
+            for place, (column, cell) in enumerate(zip(columns, cells, strict=False)):
+                if not column or not cell.text:
+                    continue
+                last_word = row.cut and place == len(row.cells) - 1
+                if _is_word(cell.text) and not last_word:
+                    found[places[row.name]][places[column]] = cell.text.upper()
+                else:
+                    why = "the text ends in this cell" if last_word else "no relation"
+                    self.unread.append(Unread(row.number, cell.text, f"{row.name} {column}: {why}"))
+        for i, j in itertools.combinations(range(len(names)), 2):
+            a, b = found[i][j], found[j][i]
+            if a and b and a != b:
+                self.problems.append(
+                    f"{names[i]}-{names[j]} is {a} in one row and {b} in the other"
+                )
+        return found
+
+    def _affinities(
+        self, taken: Sequence[tuple[list[Cell], list[Cell]]]
+    ) -> tuple[dict[str, Affinity], tuple[str, ...]]:
+        found: dict[str, Affinity] = {}
+        for row, (_, rest) in zip(self.rows, taken, strict=True):
+            if _is_gpu(row.name):
+                value, problems = read_affinity(rest, self.titles, tabs=row.tabs, cut=row.cut)
+                found[row.name] = value
+                self.problems += [f"{row.name}: {problem}" for problem in problems]
+        return found, tuple(title.text for title in self.titles)
+
+    def _report_missing(
+        self, names: list[str], found: list[list[str | None]], *, named: bool, kind: str
+    ) -> None:
+        have = {row.name for row in self.rows}
+        missing = [name for name in names if name not in have]
+        if not named:
+            self.problems.append("the header is missing: columns are known by their X only")
+        if missing:
+            gpus = [name for name in names if _is_gpu(name)]
+            self.problems.append(
+                f"the text is incomplete: it names {len(gpus)} GPUs and "
+                f"{len(names) - len(gpus)} NICs but has no row for {_some(missing)}"
+            )
+        empty = [
+            f"{names[i]}-{names[j]}"
+            for i in range(len(names))
+            for j in range(i)
+            if names[i] in have and names[j] in have and not (found[i][j] or found[j][i])
+        ]
+        if empty and kind == "topo":
+            self.problems.append(f"no relation is given for {_some(empty)}")
+
+
+def _row_name(line: str) -> str | None:
+    """Return the device that a row is of, None for another line."""
+    words = line.split(maxsplit=2)
+    if len(words) < 2 or not _DEVICE.fullmatch(words[0]) or _is_word(words[0]):
+        return None
+    return words[0] if _is_word(words[1]) else None
+
+
+def _some(names: Sequence[str], most: int = 6) -> str:
+    def parts() -> Iterator[str]:
+        yield from names[:most]
+        if len(names) > most:
+            yield f"{len(names) - most} more ({names[-1]} the last)"
+
+    return ", ".join(parts())
