@@ -27,7 +27,20 @@ if TYPE_CHECKING:
     from rdmakit.arguments import IN_PLACE
     from rdmakit.communicator import Communicator
     from rdmakit.config import Config
-    from rdmakit.datatypes import MAX, MIN, PROD, SUM, ReduceOp
+    from rdmakit.datatypes import (
+        AVG,
+        BAND,
+        BOR,
+        BXOR,
+        LAND,
+        LOR,
+        LXOR,
+        MAX,
+        MIN,
+        PROD,
+        SUM,
+        ReduceOp,
+    )
     from rdmakit.operation import Operation
     from rdmakit.plan.shape import Kind
 
@@ -38,16 +51,35 @@ _HOMES = {
     "Operation": "rdmakit.operation",
     "Communicator": "rdmakit.communicator",
     "Config": "rdmakit.config",
-    "MAX": "rdmakit.datatypes",
-    "MIN": "rdmakit.datatypes",
-    "PROD": "rdmakit.datatypes",
-    "SUM": "rdmakit.datatypes",
-    "ReduceOp": "rdmakit.datatypes",
+    **dict.fromkeys(
+        (
+            "SUM",
+            "PROD",
+            "MIN",
+            "MAX",
+            "AVG",
+            "LAND",
+            "LOR",
+            "LXOR",
+            "BAND",
+            "BOR",
+            "BXOR",
+            "ReduceOp",
+        ),
+        "rdmakit.datatypes",
+    ),
     "Kind": "rdmakit.plan.shape",
 }
 
 __all__ = [
+    "AVG",
+    "BAND",
+    "BOR",
+    "BXOR",
     "IN_PLACE",
+    "LAND",
+    "LOR",
+    "LXOR",
     "MAX",
     "MIN",
     "PROD",

@@ -4,15 +4,10 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
-from functools import cache
-from typing import Any
-
-import numpy as np
 
 from rdmakit.buffer import Buffer, as_buffer
-from rdmakit.datatypes import MemoryKind, dtype_of
+from rdmakit.datatypes import MemoryKind, why_not_moved
 from rdmakit.errors import InvalidArgument, UnsupportedError
-from rdmakit.intra.device_kernels import REDUCED_DTYPES
 from rdmakit.plan.shape import Kind
 
 __all__ = ["IN_PLACE", "resolve"]
@@ -56,23 +51,12 @@ def resolve(
         )
     if send.dtype != recv.dtype:
         raise InvalidArgument(f"sendbuf is {send.dtype} and recvbuf {recv.dtype}")
-    if kind in (Kind.ALLREDUCE, Kind.REDUCE_SCATTER):
-        if recv.kind is MemoryKind.HOST:
-            dtype_of(recv.dtype)
-        elif not _is_reduced(recv.dtype):
-            names = ", ".join(REDUCED_DTYPES)
-            raise UnsupportedError(f"dtype {recv.dtype} is not reduced on the GPU; one of {names}")
-    elif recv.dtype.hasobject or not recv.dtype.itemsize:
-        raise UnsupportedError(f"elements of type {recv.dtype} are not plain bytes")
+    problem = why_not_moved(recv.dtype)
+    if problem:
+        raise UnsupportedError(problem)
     _check_counts(kind, send, recv, size)
     _check_overlap(kind, send, recv, rank)
     return send, recv
-
-
-@cache
-def _is_reduced(dtype: np.dtype[Any]) -> bool:
-    """Return whether GPUs reduce the type; a type's name costs NumPy microseconds."""
-    return dtype.isnative and dtype.name in REDUCED_DTYPES
 
 
 def _is_in_place(sendbuf: object) -> bool:

@@ -12,10 +12,10 @@ from functools import partial
 from typing import Any
 
 from rdmakit.arguments import IN_PLACE, resolve
-from rdmakit.baseline import MPI_TYPES, mpi_call
+from rdmakit.baseline import mpi_call, why_not_mpi
 from rdmakit.buffer import Buffer
 from rdmakit.config import Config, format_size
-from rdmakit.datatypes import SUM, MemoryKind, ReduceOp, op_of
+from rdmakit.datatypes import HALVES, SUM, MemoryKind, ReduceOp, check_reduction, op_of
 from rdmakit.errors import InvalidArgument, TransportError, UnsupportedError
 from rdmakit.executor import Bound, Places
 from rdmakit.group import Group, State
@@ -28,14 +28,18 @@ from rdmakit.plan.shape import Call, Kind
 from rdmakit.plan.steps import Program, Space
 from rdmakit.process.phase import current
 from rdmakit.protocols import Bootstrap, Channel, Window
-from rdmakit.reduction import no_reduce, reducer
+from rdmakit.reduction import frame, on_the_way
 from rdmakit.staging import HostCall
 from rdmakit.waiting import Waiter
 
 __all__ = ["IN_PLACE", "Collectives", "Operation"]
 
 _BOUND_KEPT = 32
+_HELD_KEPT = 1 << 20
+"""Bytes of memory of its own that a plan which is kept for later calls may have."""
 _REDUCES = (Kind.ALLREDUCE, Kind.REDUCE_SCATTER)
+Op = ReduceOp | str | Any
+"""What :func:`rdmakit.datatypes.op_of` takes; mpi4py's operations have no type without mpi4py."""
 
 
 class Collectives(Group):
@@ -80,9 +84,10 @@ class Collectives(Group):
         self,
         sendbuf: object,
         recvbuf: object,
-        op: ReduceOp | str = SUM,
+        op: Op = SUM,
         *,
         algorithm: str = "auto",
+        accumulate: str = "hop",
         timeout: float | None = None,
         stream: object = None,
     ) -> None:
@@ -100,8 +105,12 @@ class Collectives(Group):
         Args:
             sendbuf: contiguous array, or ``IN_PLACE``, or the same array as ``recvbuf``.
             recvbuf: contiguous array of the same count and type.
-            op: SUM, PROD, MAX or MIN.
+            op: a ReduceOp, its name, or mpi4py's; :data:`rdmakit.datatypes.TABLE` says which type
+                has which.
             algorithm: auto, or one of ``algorithms(Kind.ALLREDUCE)``.
+            accumulate: for SUM and PROD of float16 and bfloat16, which are added in float32: with
+                ``hop`` each node's partial result and each message is rounded to the type again,
+                with ``exact`` only the result is, for twice the bytes between nodes.
             timeout: seconds one wait may take; default: the configuration's.
             stream: for GPU arrays: a stream of CuPy, PyTorch or Numba, or a CUstream number;
                 default CuPy's current stream.
@@ -114,15 +123,17 @@ class Collectives(Group):
             PeerLost: a rank has ended; the communicator is unusable.
             CommunicatorClosed: closed, or an earlier error.
         """
-        self._now(Kind.ALLREDUCE, sendbuf, recvbuf, op, algorithm, 0, timeout, stream)
+        exact = _is_exact(accumulate)
+        self._now(Kind.ALLREDUCE, sendbuf, recvbuf, op, algorithm, 0, timeout, stream, exact)
 
     def Reduce_scatter_block(
         self,
         sendbuf: object,
         recvbuf: object,
-        op: ReduceOp | str = SUM,
+        op: Op = SUM,
         *,
         algorithm: str = "auto",
+        accumulate: str = "hop",
         timeout: float | None = None,
         stream: object = None,
     ) -> None:
@@ -131,7 +142,8 @@ class Collectives(Group):
         Collective, blocking. ``sendbuf`` has size * count elements, ``recvbuf`` count. In place
         is ``recvbuf`` being block r of ``sendbuf`` (NCCL's rule). Raises as :meth:`Allreduce`.
         """
-        self._now(Kind.REDUCE_SCATTER, sendbuf, recvbuf, op, algorithm, 0, timeout, stream)
+        exact = _is_exact(accumulate)
+        self._now(Kind.REDUCE_SCATTER, sendbuf, recvbuf, op, algorithm, 0, timeout, stream, exact)
 
     def Allgather(
         self,
@@ -176,9 +188,10 @@ class Collectives(Group):
         kind: Kind,
         sendbuf: object,
         recvbuf: object,
-        op: ReduceOp | str = SUM,
+        op: Op = SUM,
         *,
         algorithm: str = "auto",
+        accumulate: str = "hop",
         root: int = 0,
         stream: object = None,
     ) -> Operation:
@@ -187,23 +200,25 @@ class Collectives(Group):
         On GPU arrays each call is ordered on ``stream``, or on the stream current at the call.
         With checking on, the first call compares the ranks' operations. Raises as Allreduce.
         """
-        send, recv, op, name = self._resolve(kind, sendbuf, recvbuf, op, algorithm, root)
+        exact = _is_exact(accumulate)
+        send, recv, op, name = self._resolve(kind, sendbuf, recvbuf, op, algorithm, root, exact)
         keep = (sendbuf, recvbuf)
         steps: Program | None = None
+        dtype = recv.dtype
         call: Callable[[], object]
         if name == "device":
             # With ``keep``, so that the operation holds the arrays.
-            call = partial(self._run_device, kind, send, recv, op, root, stream, keep)
+            call = partial(self._run_device, kind, send, recv, op, root, stream, exact, keep)
         elif name == "mpi":
-            call = self._mpi_call(kind, send, recv, op, root, keep)
+            call = self._mpi_call(kind, send, recv, op, root, exact, keep)
         else:
-            bound = self._bind(kind, send, recv, op, name, root)
-            steps = bound.program
+            bound = self._bind(kind, send, recv, op, name, root, exact)
+            steps, dtype = bound.program, bound.dtype
             call = partial(self._run, bound, keep)
 
         if self._config.check:
-            call = self._checked_once(call, (kind, send, recv, op, name, root))
-        return Operation(name, steps, recv.dtype.itemsize, call)
+            call = self._checked_once(call, (kind, send, recv, op, name, root, exact))
+        return Operation(name, steps, dtype.itemsize, call)
 
     def algorithms(self, kind: Kind) -> tuple[str, ...]:
         """Return the algorithms that can serve ``kind`` in this group. Local."""
@@ -217,14 +232,15 @@ class Collectives(Group):
         kind: Kind,
         sendbuf: object,
         recvbuf: object,
-        op: ReduceOp | str,
+        op: Op,
         algorithm: str,
         root: int,
         timeout: float | None,
         stream: object,
+        exact: bool = False,
     ) -> None:
         try:
-            send, recv, op, name = self._resolve(kind, sendbuf, recvbuf, op, algorithm, root)
+            send, recv, op, name = self._resolve(kind, sendbuf, recvbuf, op, algorithm, root, exact)
         except (InvalidArgument, UnsupportedError) as exc:
             self._agreement.refuse(kind.value, exc)
             raise
@@ -234,13 +250,14 @@ class Collectives(Group):
                 raise InvalidArgument(f"timeout {timeout}: seconds, more than 0")
             self._waiter.timeout = timeout
         try:
-            self._compare((kind, send, recv, op, name, root))
+            self._compare((kind, send, recv, op, name, root, exact))
             if name == "device":
-                self._run_device(kind, send, recv, op, root, stream)
+                self._run_device(kind, send, recv, op, root, stream, exact)
             elif name == "mpi":
-                self._mpi_call(kind, send, recv, op, root, ())()
+                self._mpi_call(kind, send, recv, op, root, exact, ())()
             else:
-                self._run(self._bind(kind, send, recv, op, name, root), (sendbuf, recvbuf))
+                bound = self._bind(kind, send, recv, op, name, root, exact)
+                self._run(bound, (sendbuf, recvbuf))
         finally:
             self._waiter.timeout = usual
 
@@ -249,9 +266,10 @@ class Collectives(Group):
         kind: Kind,
         sendbuf: object,
         recvbuf: object,
-        op: ReduceOp | str,
+        op: Op,
         algorithm: str,
         root: int,
+        exact: bool,
     ) -> tuple[Buffer, Buffer, ReduceOp, str]:
         """Check everything that one rank can check alone."""
         self._check_usable()
@@ -260,25 +278,29 @@ class Collectives(Group):
         send, recv = resolve(kind, sendbuf, recvbuf, self.rank, self.size, writes=writes)
         if not 0 <= root < self.size:
             raise InvalidArgument(f"root {root} is not in 0..{self.size - 1}")
-        name = self._algorithm(kind, max(send.nbytes, recv.nbytes), recv, algorithm)
+        if kind in _REDUCES:
+            check_reduction(recv.dtype, op)
+        name = self._algorithm(kind, max(send.nbytes, recv.nbytes), recv, op, algorithm, exact)
         if name == "device":
             self._gpu().check(send, recv)
         return send, recv, op, name
 
-    def _algorithm(self, kind: Kind, nbytes: int, recv: Buffer, wanted: str) -> str:
+    def _algorithm(
+        self, kind: Kind, nbytes: int, recv: Buffer, op: ReduceOp, wanted: str, exact: bool
+    ) -> str:
         if recv.kind is MemoryKind.DEVICE:
             if wanted not in ("auto", "device"):
                 raise UnsupportedError(f"algorithm {wanted!r} on GPU memory: auto or device")
             return "device"
-        can_mpi = self._mpi is not None and recv.dtype.name in MPI_TYPES
-        if wanted == "auto":
-            return choose(kind, self.layout, nbytes, mpi=can_mpi)
-        if wanted == "mpi":
-            if not can_mpi:
-                raise UnsupportedError(
-                    f"mpi cannot serve {recv.dtype} here"
-                    + ("" if self._mpi is not None else ": this group has no MPI communicator")
-                )
+        if wanted in ("auto", "mpi"):
+            why_not_it = "this group has no MPI communicator"
+            if self._mpi is not None:
+                dtype, inner = on_the_way(recv.dtype, op, exact=exact)
+                why_not_it = why_not_mpi(kind, dtype, inner, alike=wanted == "auto")
+            if wanted == "auto":
+                return choose(kind, self.layout, nbytes, mpi=not why_not_it)
+            if why_not_it:
+                raise UnsupportedError(f"mpi {kind.value}: {why_not_it}")
             return wanted
         if wanted not in ALGORITHMS:
             names = ", ".join(("auto", *ALGORITHMS, "mpi"))
@@ -289,14 +311,22 @@ class Collectives(Group):
         return wanted
 
     def _bind(
-        self, kind: Kind, send: Buffer, recv: Buffer, op: ReduceOp, algorithm: str, root: int
+        self,
+        kind: Kind,
+        send: Buffer,
+        recv: Buffer,
+        op: ReduceOp,
+        algorithm: str,
+        root: int,
+        exact: bool,
     ) -> Bound:
-        key = (kind, send.address, recv.address, send.count, recv.dtype, op, algorithm, root)
+        key = (kind, send.address, recv.address, send.count, recv.dtype, op, algorithm, root, exact)
         bound = self._bound.get(key)
         if bound is not None:
             self._bound.move_to_end(key)
             return bound
-        itemsize = recv.dtype.itemsize
+        framed = frame(kind, algorithm, self.layout, send, recv, op, exact=exact)
+        send, recv, itemsize = framed.send, framed.recv, framed.recv.dtype.itemsize
         window = self.window.nbytes if self.window is not None else self._config.window_bytes
         count = recv.count if kind is Kind.REDUCE_SCATTER else send.count
         call = Call(kind, self.layout, count, limits_for(itemsize, window), root)
@@ -315,9 +345,13 @@ class Collectives(Group):
             self.window,
             self.channel,
             self._waiter,
-            reducer(recv.dtype, op) if kind in _REDUCES else no_reduce,
+            framed.reduce,
             f"{self.label}{kind.value}/{algorithm} {format_size(recv.nbytes)}",
+            framed.prepare,
+            framed.finish,
         )
+        if framed.held > _HELD_KEPT:
+            return bound
         self._bound[key] = bound
         if len(self._bound) > _BOUND_KEPT:
             self._bound.popitem(last=False)
@@ -344,12 +378,16 @@ class Collectives(Group):
         op: ReduceOp,
         root: int,
         stream: object,
+        exact: bool,
         keep: object = None,
     ) -> None:
         if self._state.failure:
             self._check_usable()
+        whole, rail = self._host_calls()
+        if exact and recv.dtype.name in HALVES:  # nodes would round what they give to the rail
+            whole, rail = partial(self._on_host, exact=True), None
         try:
-            self._gpu().run(kind, send, recv, op, root, stream, *self._host_calls())
+            self._gpu().run(kind, send, recv, op, root, stream, whole, rail)
         except (InvalidArgument, UnsupportedError):
             raise  # nothing was started
         except BaseException as exc:
@@ -360,17 +398,34 @@ class Collectives(Group):
         """Return how this group, and its rail, do a collective on host memory."""
         return self._on_host, None
 
-    def _on_host(self, kind: Kind, send: Buffer, recv: Buffer, op: ReduceOp, root: int) -> None:
-        name = self._algorithm(kind, max(send.nbytes, recv.nbytes), recv, "auto")
+    def _on_host(
+        self,
+        kind: Kind,
+        send: Buffer,
+        recv: Buffer,
+        op: ReduceOp,
+        root: int,
+        exact: bool = False,
+    ) -> None:
+        name = self._algorithm(kind, max(send.nbytes, recv.nbytes), recv, op, "auto", exact)
         if name == "mpi":
-            self._mpi_call(kind, send, recv, op, root, ())()
+            self._mpi_call(kind, send, recv, op, root, exact, ())()
         else:
-            self._run(self._bind(kind, send, recv, op, name, root), ())
+            self._run(self._bind(kind, send, recv, op, name, root, exact), ())
 
     def _mpi_call(
-        self, kind: Kind, send: Buffer, recv: Buffer, op: ReduceOp, root: int, keep: object
+        self,
+        kind: Kind,
+        send: Buffer,
+        recv: Buffer,
+        op: ReduceOp,
+        root: int,
+        exact: bool,
+        keep: object,
     ) -> Callable[[], object]:
-        call, failed = mpi_call(self._mpi, kind, send, recv, op, root)
+        framed = frame(kind, "mpi", self.layout, send, recv, op, exact=exact)
+        prepare, finish = framed.prepare, framed.finish
+        call, failed = mpi_call(self._mpi, kind, framed.send, framed.recv, framed.op, root)
         name = f"{self.label}{kind.value}/mpi {format_size(recv.nbytes)}"
         enter, restore, timeout = current.enter, current.restore, self._waiter.timeout
         state, channel = self._state, self.channel
@@ -380,10 +435,14 @@ class Collectives(Group):
                 self._check_usable()
             before = None if current.watched else enter(name, (), 0, timeout)
             try:
+                if prepare is not None:
+                    prepare()
                 if channel is not None and channel.holds:  # nothing moves it inside MPI
                     polls = (channel.progress,)
                     self._waiter.until(channel.flush, polls, lambda: f"{name}: flushing")
                 call()
+                if finish is not None:
+                    finish()
             except failed as exc:
                 error = TransportError(f"{name}: MPI says {exc}")
                 self._fail(error)
@@ -397,3 +456,9 @@ class Collectives(Group):
     def _release(self) -> None:
         self._bound.clear()
         self._state.failure = self._state.failure or "it was closed"
+
+
+def _is_exact(accumulate: str) -> bool:
+    if accumulate not in ("hop", "exact"):
+        raise InvalidArgument(f"accumulate {accumulate!r}: hop or exact")
+    return accumulate == "exact"

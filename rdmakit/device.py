@@ -285,7 +285,7 @@ class DeviceGroup:
                         f"all-reduces of GPU arrays between nodes go through host memory whole: "
                         f"{problem}"
                     )
-                self._staging = side.staging(node=None if problem else side.node)
+                self._staging = side.staging(node=None if problem else side.node, ranks=layout.size)
         self._ready = True
 
     # -- memory -------------------------------------------------------------------------------

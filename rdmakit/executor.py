@@ -52,6 +52,8 @@ class Bound:
         waiter: Waiter,
         reduce: Reducer,
         label: str,
+        prepare: Callable[[], None] | None = None,
+        finish: Callable[[], None] | None = None,
     ) -> None:
         """Bind.
 
@@ -65,7 +67,10 @@ class Bound:
             waiter: deadline and yielding.
             reduce: what a Reduce step calls.
             label: names the operation in errors.
+            prepare: local work on the caller's input, ahead of the first step of each run.
+            finish: local work on the caller's output, behind the last step of each run.
         """
+        self.dtype, self._prepare, self._finish = dtype, prepare, finish
         self.program, self._window, self._channel, self._waiter = program, window, channel, waiter
         self._places, self.label = places, label
         self._scratch = np.empty(program.scratch, dtype)
@@ -103,10 +108,14 @@ class Bound:
             keep: owns the memory; outlives what is given up.
         """
         # Not bound once as an attribute: memory would then wait for the garbage collector.
+        if self._prepare is not None:
+            self._prepare()
         if self._messages:
             self._run_messages(tag, keep)
         else:
             self._run_straight(tag, keep)
+        if self._finish is not None:
+            self._finish()
 
     def _compile(self, step: object, view: Callable[[Ref], Array]) -> _Op:
         match step:

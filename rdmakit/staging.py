@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rdmakit.buffer import Buffer
-from rdmakit.datatypes import MemoryKind, ReduceOp
+from rdmakit.buffer import Buffer, array_at
+from rdmakit.datatypes import HALVES, MemoryKind, ReduceOp
 from rdmakit.errors import TransferTimeout, UnsupportedError
 from rdmakit.plan.shape import Kind
+from rdmakit.reduction import average
 from rdmakit.waiting import Waiter
 
 if TYPE_CHECKING:
@@ -52,7 +53,12 @@ class Staging:
     """Collectives of one group through host memory."""
 
     def __init__(
-        self, door: Any, waiter: Waiter, node: DeviceNode | None = None, piece: int = PIECE
+        self,
+        door: Any,
+        waiter: Waiter,
+        node: DeviceNode | None = None,
+        piece: int = PIECE,
+        ranks: int = 1,
     ) -> None:
         """Describe it; memory is taken at the first call. Local.
 
@@ -61,8 +67,10 @@ class Staging:
             waiter: deadline of waits.
             node: reduces and gathers inside the node, where all nodes have equally many ranks.
             piece: bytes of a piece in host memory.
+            ranks: of the group; what a mean is divided by.
         """
         self._door, self._waiter, self._node, self._piece = door, waiter, node, piece
+        self._ranks = ranks
         self._slots: list[_Slot] = []
         self._wide: Any = None
         self._large: list[Any] = []
@@ -123,6 +131,9 @@ class Staging:
         stream: int = held.ptr
         copy, size, dtype = self._door.copy_async, node.size, send.dtype
         itemsize, ranks = dtype.itemsize, node.size
+        # A mean of the nodes' means where a sum might overflow; else a sum, divided once.
+        mean = op is ReduceOp.AVG and dtype.name not in HALVES
+        op = ReduceOp.SUM if mean else op
         pieces = _cut(send.count, self._piece // itemsize * ranks)
 
         def ragged(first: int, last: int) -> bool:
@@ -152,6 +163,8 @@ class Staging:
             node.check()
             host = _at(slot.pinned.address, each, dtype, MemoryKind.HOST)
             rail(Kind.ALLREDUCE, host, host, op, 0)
+            if mean:
+                average(array_at(host.address, each, dtype), self._ranks)
             assert slot.shard is not None
             shard = _at(slot.shard.address, each, dtype)
             copy(shard.address, host.address, host.nbytes, stream)

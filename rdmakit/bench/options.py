@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rdmakit.config import format_size, parse_size
-from rdmakit.datatypes import DTYPES, dtype_of, op_of
+from rdmakit.datatypes import ITEMSIZES, check_reduction, dtype_of, op_of
 from rdmakit.errors import InvalidArgument
 from rdmakit.plan.planner import ALGORITHMS
 from rdmakit.report.files import FORMATS
@@ -72,7 +72,8 @@ class Options:
                 sizes.append(parse_size(text))
             except InvalidArgument as exc:
                 raise InvalidArgument(f"{name}: {exc}") from exc
-        element = dtype_of(dtype)
+        element, operation = dtype_of(dtype), op_of(op)
+        check_reduction(element, operation)
         if sizes[0] > sizes[1]:
             raise InvalidArgument(
                 f"-b {format_size(sizes[0])} is above -e {format_size(sizes[1])}; sizes go up"
@@ -106,7 +107,7 @@ class Options:
             iterations=iterations,
             warmup=warmup,
             check=check,
-            op=op_of(op).value,
+            op=operation.value,
             dtype=element.name,
             layers=layers or LAYERS,
             algorithms=algorithms,
@@ -118,7 +119,7 @@ class Options:
 
     def sizes(self) -> list[int]:
         """Return the byte counts, each a whole number of elements."""
-        itemsize = DTYPES[self.dtype].itemsize
+        itemsize = ITEMSIZES[self.dtype]
         sizes, size = [], self.begin
         while size <= self.end:
             sizes.append(size // itemsize * itemsize)

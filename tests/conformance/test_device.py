@@ -31,7 +31,7 @@ SHAPES = ([1], [3], [2, 2], [3, 1], [1, 1], [1, 1, 2], [2, 2, 2])
 
 @pytest.fixture(autouse=True)
 def _small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(staging.Staging.__init__, "__defaults__", (None, 1 << 10))
+    monkeypatch.setattr(staging.Staging.__init__, "__defaults__", (None, 1 << 10, 1))
 
 
 def with_gpus(
