@@ -1,10 +1,11 @@
 """The MPI library's own collectives on the same buffers: baseline, and best for small arrays.
 
-``auto`` may take them only where MPI's operation means the same as ours. It does not for MIN and
-MAX of floats (MPI does not say what a NaN gives, and libraries differ between elements of one
-array) nor for PROD of complex numbers (C's rules for infinities, and a compiler that fuses multiply
-and add, which may give each rank other bits). Who names ``mpi`` gets the library's. Integers wrap
-in every library that we know, though MPI leaves it open.
+``auto`` may take them only where MPI's operation means the same as ours. Seen to differ: MIN and
+MAX of floats with a NaN (MPI says nothing of it; Open MPI 5.0 and MPICH 5.0 lose it, and MPICH even
+gives ranks different results), and sums of 8- and 16-bit integers (Open MPI 5.0 saturates, where
+other types and MPICH wrap). Products of complex numbers follow C's rules for infinities, and a
+compiler may fuse multiply and add, which would give ranks other bits. Who names ``mpi`` gets the
+library's, but for those integers.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import numpy as np
 
 from rdmakit.bootstrap import load_mpi
 from rdmakit.buffer import Buffer, array_at
-from rdmakit.datatypes import MAX, MIN, PROD, ReduceOp
+from rdmakit.datatypes import AVG, MAX, MIN, PROD, SUM, ReduceOp
 from rdmakit.plan.shape import Kind
 
 __all__ = ["mpi_call", "why_not_mpi"]
@@ -54,13 +55,17 @@ def why_not_mpi(kind: Kind, dtype: np.dtype[Any], op: ReduceOp, *, alike: bool) 
     Args:
         kind: which collective.
         dtype: elements between the ranks.
-        op: the reduction; one that is served, and not AVG.
+        op: the reduction; one that the type has.
         alike: whether its results must be the same as ours, NaN included.
     """
     if kind not in _REDUCES:
         return ""  # bytes
     if dtype.name not in _TYPES:
         return f"MPI has no type for {dtype.name}"
+    if op is SUM and dtype.kind in "iu" and dtype.itemsize < 4:
+        return f"Open MPI's sums of {dtype.name} saturate"
+    if op is AVG:
+        return "MPI has no operation that makes a mean"
     if alike and op in (MIN, MAX) and dtype.kind == "f":
         return f"MPI does not say what {op.name} of a NaN is"
     if alike and op is PROD and dtype.kind == "c":

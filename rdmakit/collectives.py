@@ -211,6 +211,7 @@ class Collectives(Group):
             call = partial(self._run_device, kind, send, recv, op, root, stream, exact, keep)
         elif name == "mpi":
             call = self._mpi_call(kind, send, recv, op, root, exact, keep)
+            dtype = on_the_way(dtype, op, exact=exact)[0]
         else:
             bound = self._bind(kind, send, recv, op, name, root, exact)
             steps, dtype = bound.program, bound.dtype
@@ -218,7 +219,8 @@ class Collectives(Group):
 
         if self._config.check:
             call = self._checked_once(call, (kind, send, recv, op, name, root, exact))
-        return Operation(name, steps, dtype.itemsize, call)
+        wire = dtype.name if dtype != recv.dtype else ""
+        return Operation(name, steps, dtype.itemsize, call, wire_dtype=wire)
 
     def algorithms(self, kind: Kind) -> tuple[str, ...]:
         """Return the algorithms that can serve ``kind`` in this group. Local."""

@@ -22,7 +22,10 @@ class Operation:
     program: Program | None
     """This rank's steps; None for ``mpi``."""
     itemsize: int
+    """Bytes of an element between the ranks."""
     _call: Callable[[], object]
+    wire_dtype: str = ""
+    """Type of the elements between the ranks, where it is known and another than the arrays'."""
 
     def __call__(self) -> None:
         """Do it once. Collective, blocking."""

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -179,6 +180,7 @@ class Frame:
         return self.recv.dtype
 
 
+@cache
 def on_the_way(
     dtype: np.dtype[Any], op: ReduceOp, *, exact: bool
 ) -> tuple[np.dtype[Any], ReduceOp]:

@@ -130,7 +130,12 @@ def _collective(
         transport="mpi" if operation.algorithm == "mpi" else widest[1],
         note=note,
     )
-    return msgspec.structs.replace(row, nbytes=moved, count=moved // dtype.itemsize)
+    return msgspec.structs.replace(
+        row,
+        nbytes=moved,
+        count=moved // dtype.itemsize,
+        wire_dtype=operation.wire_dtype or dtype.name,
+    )
 
 
 # -- intra ------------------------------------------------------------------------------------

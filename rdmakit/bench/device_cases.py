@@ -10,14 +10,14 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from rdmakit.baseline import mpi_call
+from rdmakit.baseline import mpi_call, why_not_mpi
 from rdmakit.bench import values
 from rdmakit.bench.options import Options
 from rdmakit.bench.session import Case, Session
 from rdmakit.buffer import Buffer, as_buffer
 from rdmakit.collectives import Collectives
 from rdmakit.communicator import Communicator
-from rdmakit.datatypes import MemoryKind
+from rdmakit.datatypes import MemoryKind, dtype_of
 from rdmakit.drivers import cuda
 from rdmakit.errors import InvalidArgument, UnsupportedError
 from rdmakit.plan.shape import Kind
@@ -62,10 +62,10 @@ def choose_device(comm: Communicator, wanted: str) -> str:
 
 def warm_up(comm: Communicator, options: Options) -> None:
     """Make windows and compile kernels, which is not what is measured. Collective, blocking."""
-    cupy = importlib.import_module("cupy")
+    cupy, dtype = importlib.import_module("cupy"), dtype_of(options.dtype)
     for group in (comm.node, comm):
         for count in (1, 64):  # elements of one size alone, and in packs
-            x, y = cupy.ones(count, options.dtype), cupy.ones(count * group.size, options.dtype)
+            x, y = cupy.ones(count, dtype), cupy.ones(count * group.size, dtype)
             group.Allreduce(x, x, options.op)
             group.Allgather(x, y)
             group.Reduce_scatter_block(y, x, options.op)
@@ -210,8 +210,9 @@ def _over_mpi(session: Session, send: Any, recv: Any, *, pipelined: bool) -> Cal
             Buffer(p.address + first * itemsize, size, dtype, MemoryKind.HOST, False)
             for p in pinned
         ]
-        if dtype.name == "float16":
-            raise UnsupportedError("MPI has no float16")
+        why_not = why_not_mpi(Kind.ALLREDUCE, dtype, session.op, alike=False)
+        if why_not:
+            raise UnsupportedError(why_not)
         comm = session.comm
         call, _ = mpi_call(comm._mpi, Kind.ALLREDUCE, host[0], host[1], session.op, 0)
         calls.append((first * itemsize, size * itemsize, host, call))

@@ -291,6 +291,7 @@ def test_exact_holds_its_memory_only_while_it_is_small() -> None:
         step = comm.bind(Kind.ALLREDUCE, large, large, accumulate="exact")
         # Two ranks, each on its own node: half of the vector goes out and one half comes back.
         assert step.sent_bytes == 600_000 * 4
+        assert step.wire_dtype == "float32"
         large[:] = 1
         step()
         assert (large == 2).all()
