@@ -15,7 +15,7 @@ from rdmakit.arguments import IN_PLACE, resolve
 from rdmakit.baseline import mpi_call, why_not_mpi
 from rdmakit.buffer import Buffer
 from rdmakit.config import Config, format_size
-from rdmakit.datatypes import HALVES, SUM, MemoryKind, ReduceOp, check_reduction, op_of
+from rdmakit.datatypes import SUM, MemoryKind, Op, ReduceOp, check_reduction, op_of
 from rdmakit.errors import InvalidArgument, TransportError, UnsupportedError
 from rdmakit.executor import Bound, Places
 from rdmakit.group import Group, State
@@ -38,8 +38,6 @@ _BOUND_KEPT = 32
 _HELD_KEPT = 1 << 20
 """Bytes of memory of its own that a plan which is kept for later calls may have."""
 _REDUCES = (Kind.ALLREDUCE, Kind.REDUCE_SCATTER)
-Op = ReduceOp | str | Any
-"""What :func:`rdmakit.datatypes.op_of` takes; mpi4py's operations have no type without mpi4py."""
 
 
 class Collectives(Group):
@@ -87,7 +85,6 @@ class Collectives(Group):
         op: Op = SUM,
         *,
         algorithm: str = "auto",
-        accumulate: str = "hop",
         timeout: float | None = None,
         stream: object = None,
     ) -> None:
@@ -106,11 +103,9 @@ class Collectives(Group):
             sendbuf: contiguous array, or ``IN_PLACE``, or the same array as ``recvbuf``.
             recvbuf: contiguous array of the same count and type.
             op: a ReduceOp, its name, or mpi4py's; :data:`rdmakit.datatypes.TABLE` says which type
-                has which.
+                has which. Half precision is added in float32, and rounded for each node's partial
+                result and each message; by EXACT_SUM and AVG once.
             algorithm: auto, or one of ``algorithms(Kind.ALLREDUCE)``.
-            accumulate: for SUM and PROD of float16 and bfloat16, which are added in float32: with
-                ``hop`` each node's partial result and each message is rounded to the type again,
-                with ``exact`` only the result is, for twice the bytes between nodes.
             timeout: seconds one wait may take; default: the configuration's.
             stream: for GPU arrays: a stream of CuPy, PyTorch or Numba, or a CUstream number;
                 default CuPy's current stream.
@@ -123,8 +118,7 @@ class Collectives(Group):
             PeerLost: a rank has ended; the communicator is unusable.
             CommunicatorClosed: closed, or an earlier error.
         """
-        exact = _is_exact(accumulate)
-        self._now(Kind.ALLREDUCE, sendbuf, recvbuf, op, algorithm, 0, timeout, stream, exact)
+        self._now(Kind.ALLREDUCE, sendbuf, recvbuf, op, algorithm, 0, timeout, stream)
 
     def Reduce_scatter_block(
         self,
@@ -133,7 +127,6 @@ class Collectives(Group):
         op: Op = SUM,
         *,
         algorithm: str = "auto",
-        accumulate: str = "hop",
         timeout: float | None = None,
         stream: object = None,
     ) -> None:
@@ -142,8 +135,7 @@ class Collectives(Group):
         Collective, blocking. ``sendbuf`` has size * count elements, ``recvbuf`` count. In place
         is ``recvbuf`` being block r of ``sendbuf`` (NCCL's rule). Raises as :meth:`Allreduce`.
         """
-        exact = _is_exact(accumulate)
-        self._now(Kind.REDUCE_SCATTER, sendbuf, recvbuf, op, algorithm, 0, timeout, stream, exact)
+        self._now(Kind.REDUCE_SCATTER, sendbuf, recvbuf, op, algorithm, 0, timeout, stream)
 
     def Allgather(
         self,
@@ -191,7 +183,6 @@ class Collectives(Group):
         op: Op = SUM,
         *,
         algorithm: str = "auto",
-        accumulate: str = "hop",
         root: int = 0,
         stream: object = None,
     ) -> Operation:
@@ -200,25 +191,24 @@ class Collectives(Group):
         On GPU arrays each call is ordered on ``stream``, or on the stream current at the call.
         With checking on, the first call compares the ranks' operations. Raises as Allreduce.
         """
-        exact = _is_exact(accumulate)
-        send, recv, op, name = self._resolve(kind, sendbuf, recvbuf, op, algorithm, root, exact)
+        send, recv, op, name = self._resolve(kind, sendbuf, recvbuf, op, algorithm, root)
         keep = (sendbuf, recvbuf)
         steps: Program | None = None
         dtype = recv.dtype
         call: Callable[[], object]
         if name == "device":
             # With ``keep``, so that the operation holds the arrays.
-            call = partial(self._run_device, kind, send, recv, op, root, stream, exact, keep)
+            call = partial(self._run_device, kind, send, recv, op, root, stream, keep)
         elif name == "mpi":
-            call = self._mpi_call(kind, send, recv, op, root, exact, keep)
-            dtype = on_the_way(dtype, op, exact=exact)[0]
+            call = self._mpi_call(kind, send, recv, op, root, keep)
+            dtype = on_the_way(dtype, op)[0]
         else:
-            bound = self._bind(kind, send, recv, op, name, root, exact)
+            bound = self._bind(kind, send, recv, op, name, root)
             steps, dtype = bound.program, bound.dtype
             call = partial(self._run, bound, keep)
 
         if self._config.check:
-            call = self._checked_once(call, (kind, send, recv, op, name, root, exact))
+            call = self._checked_once(call, (kind, send, recv, op, name, root))
         wire = dtype.name if dtype != recv.dtype else ""
         return Operation(name, steps, dtype.itemsize, call, wire_dtype=wire)
 
@@ -239,10 +229,9 @@ class Collectives(Group):
         root: int,
         timeout: float | None,
         stream: object,
-        exact: bool = False,
     ) -> None:
         try:
-            send, recv, op, name = self._resolve(kind, sendbuf, recvbuf, op, algorithm, root, exact)
+            send, recv, op, name = self._resolve(kind, sendbuf, recvbuf, op, algorithm, root)
         except (InvalidArgument, UnsupportedError) as exc:
             self._agreement.refuse(kind.value, exc)
             raise
@@ -252,14 +241,13 @@ class Collectives(Group):
                 raise InvalidArgument(f"timeout {timeout}: seconds, more than 0")
             self._waiter.timeout = timeout
         try:
-            self._compare((kind, send, recv, op, name, root, exact))
+            self._compare((kind, send, recv, op, name, root))
             if name == "device":
-                self._run_device(kind, send, recv, op, root, stream, exact)
+                self._run_device(kind, send, recv, op, root, stream)
             elif name == "mpi":
-                self._mpi_call(kind, send, recv, op, root, exact, ())()
+                self._mpi_call(kind, send, recv, op, root, ())()
             else:
-                bound = self._bind(kind, send, recv, op, name, root, exact)
-                self._run(bound, (sendbuf, recvbuf))
+                self._run(self._bind(kind, send, recv, op, name, root), (sendbuf, recvbuf))
         finally:
             self._waiter.timeout = usual
 
@@ -271,7 +259,6 @@ class Collectives(Group):
         op: Op,
         algorithm: str,
         root: int,
-        exact: bool,
     ) -> tuple[Buffer, Buffer, ReduceOp, str]:
         """Check everything that one rank can check alone."""
         self._check_usable()
@@ -282,14 +269,12 @@ class Collectives(Group):
             raise InvalidArgument(f"root {root} is not in 0..{self.size - 1}")
         if kind in _REDUCES:
             check_reduction(recv.dtype, op)
-        name = self._algorithm(kind, max(send.nbytes, recv.nbytes), recv, op, algorithm, exact)
+        name = self._algorithm(kind, max(send.nbytes, recv.nbytes), recv, op, algorithm)
         if name == "device":
             self._gpu().check(send, recv)
         return send, recv, op, name
 
-    def _algorithm(
-        self, kind: Kind, nbytes: int, recv: Buffer, op: ReduceOp, wanted: str, exact: bool
-    ) -> str:
+    def _algorithm(self, kind: Kind, nbytes: int, recv: Buffer, op: ReduceOp, wanted: str) -> str:
         if recv.kind is MemoryKind.DEVICE:
             if wanted not in ("auto", "device"):
                 raise UnsupportedError(f"algorithm {wanted!r} on GPU memory: auto or device")
@@ -297,7 +282,7 @@ class Collectives(Group):
         if wanted in ("auto", "mpi"):
             why_not_it = "this group has no MPI communicator"
             if self._mpi is not None:
-                dtype, inner = on_the_way(recv.dtype, op, exact=exact)
+                dtype, inner = on_the_way(recv.dtype, op)
                 why_not_it = why_not_mpi(kind, dtype, inner, alike=wanted == "auto")
             if wanted == "auto":
                 return choose(kind, self.layout, nbytes, mpi=not why_not_it)
@@ -313,21 +298,14 @@ class Collectives(Group):
         return wanted
 
     def _bind(
-        self,
-        kind: Kind,
-        send: Buffer,
-        recv: Buffer,
-        op: ReduceOp,
-        algorithm: str,
-        root: int,
-        exact: bool,
+        self, kind: Kind, send: Buffer, recv: Buffer, op: ReduceOp, algorithm: str, root: int
     ) -> Bound:
-        key = (kind, send.address, recv.address, send.count, recv.dtype, op, algorithm, root, exact)
+        key = (kind, send.address, recv.address, send.count, recv.dtype, op, algorithm, root)
         bound = self._bound.get(key)
         if bound is not None:
             self._bound.move_to_end(key)
             return bound
-        framed = frame(kind, algorithm, self.layout, send, recv, op, exact=exact)
+        framed = frame(kind, algorithm, self.layout, send, recv, op)
         send, recv, itemsize = framed.send, framed.recv, framed.recv.dtype.itemsize
         window = self.window.nbytes if self.window is not None else self._config.window_bytes
         count = recv.count if kind is Kind.REDUCE_SCATTER else send.count
@@ -380,16 +358,12 @@ class Collectives(Group):
         op: ReduceOp,
         root: int,
         stream: object,
-        exact: bool,
         keep: object = None,
     ) -> None:
         if self._state.failure:
             self._check_usable()
-        whole, rail = self._host_calls()
-        if exact and recv.dtype.name in HALVES:  # nodes would round what they give to the rail
-            whole, rail = partial(self._on_host, exact=True), None
         try:
-            self._gpu().run(kind, send, recv, op, root, stream, whole, rail)
+            self._gpu().run(kind, send, recv, op, root, stream, *self._host_calls())
         except (InvalidArgument, UnsupportedError):
             raise  # nothing was started
         except BaseException as exc:
@@ -400,34 +374,19 @@ class Collectives(Group):
         """Return how this group, and its rail, do a collective on host memory."""
         return self._on_host, None
 
-    def _on_host(
-        self,
-        kind: Kind,
-        send: Buffer,
-        recv: Buffer,
-        op: ReduceOp,
-        root: int,
-        exact: bool = False,
-    ) -> None:
-        name = self._algorithm(kind, max(send.nbytes, recv.nbytes), recv, op, "auto", exact)
+    def _on_host(self, kind: Kind, send: Buffer, recv: Buffer, op: ReduceOp, root: int) -> None:
+        name = self._algorithm(kind, max(send.nbytes, recv.nbytes), recv, op, "auto")
         if name == "mpi":
-            self._mpi_call(kind, send, recv, op, root, exact, ())()
+            self._mpi_call(kind, send, recv, op, root, ())()
         else:
-            self._run(self._bind(kind, send, recv, op, name, root, exact), ())
+            self._run(self._bind(kind, send, recv, op, name, root), ())
 
     def _mpi_call(
-        self,
-        kind: Kind,
-        send: Buffer,
-        recv: Buffer,
-        op: ReduceOp,
-        root: int,
-        exact: bool,
-        keep: object,
+        self, kind: Kind, send: Buffer, recv: Buffer, op: ReduceOp, root: int, keep: object
     ) -> Callable[[], object]:
-        framed = frame(kind, "mpi", self.layout, send, recv, op, exact=exact)
-        prepare, finish = framed.prepare, framed.finish
+        framed = frame(kind, "mpi", self.layout, send, recv, op)
         call, failed = mpi_call(self._mpi, kind, framed.send, framed.recv, framed.op, root)
+        call = framed.around(call)
         name = f"{self.label}{kind.value}/mpi {format_size(recv.nbytes)}"
         enter, restore, timeout = current.enter, current.restore, self._waiter.timeout
         state, channel = self._state, self.channel
@@ -437,14 +396,10 @@ class Collectives(Group):
                 self._check_usable()
             before = None if current.watched else enter(name, (), 0, timeout)
             try:
-                if prepare is not None:
-                    prepare()
                 if channel is not None and channel.holds:  # nothing moves it inside MPI
                     polls = (channel.progress,)
                     self._waiter.until(channel.flush, polls, lambda: f"{name}: flushing")
                 call()
-                if finish is not None:
-                    finish()
             except failed as exc:
                 error = TransportError(f"{name}: MPI says {exc}")
                 self._fail(error)
@@ -458,9 +413,3 @@ class Collectives(Group):
     def _release(self) -> None:
         self._bound.clear()
         self._state.failure = self._state.failure or "it was closed"
-
-
-def _is_exact(accumulate: str) -> bool:
-    if accumulate not in ("hop", "exact"):
-        raise InvalidArgument(f"accumulate {accumulate!r}: hop or exact")
-    return accumulate == "exact"

@@ -10,17 +10,21 @@ import enum
 import importlib
 import sys
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any, Union
 
 import numpy as np
 
 from rdmakit.errors import InvalidArgument, UnsupportedError
+
+if TYPE_CHECKING:
+    from mpi4py.MPI import Op as MpiOp
 
 __all__ = [
     "AVG",
     "BAND",
     "BOR",
     "BXOR",
+    "EXACT_SUM",
     "HALVES",
     "ITEMSIZES",
     "LAND",
@@ -32,6 +36,7 @@ __all__ = [
     "SUM",
     "TABLE",
     "MemoryKind",
+    "Op",
     "ReduceOp",
     "check_reduction",
     "dtype_of",
@@ -63,6 +68,9 @@ class ReduceOp(enum.Enum):
     MAX = "max"
     AVG = "avg"
     """The sum, divided once at the end by the number of ranks."""
+    EXACT_SUM = "exact_sum"
+    """SUM of half precision that is rounded once, at the end: float32 on the way, for twice the
+    bytes between nodes. SUM rounds each node's partial result and each message."""
     LAND = "land"
     """1 where no rank has 0, else 0. Of one rank alone it is the input, as in MPI; so LOR, LXOR."""
     LOR = "lor"
@@ -74,9 +82,8 @@ class ReduceOp(enum.Enum):
     BXOR = "bxor"
 
 
-SUM, PROD, MIN, MAX, AVG = (
-    ReduceOp.SUM, ReduceOp.PROD, ReduceOp.MIN, ReduceOp.MAX, ReduceOp.AVG
-)  # fmt: skip
+SUM, PROD, MIN, MAX = ReduceOp.SUM, ReduceOp.PROD, ReduceOp.MIN, ReduceOp.MAX
+AVG, EXACT_SUM = ReduceOp.AVG, ReduceOp.EXACT_SUM
 LAND, LOR, LXOR = ReduceOp.LAND, ReduceOp.LOR, ReduceOp.LXOR
 BAND, BOR, BXOR = ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR
 
@@ -107,11 +114,15 @@ _REASONS = (
 )
 
 
-def _reason(kind: str, op: ReduceOp) -> str:
+def _reason(name: str, op: ReduceOp) -> str:
+    if op is EXACT_SUM:
+        halves = " and ".join(HALVES)
+        return "" if name in HALVES else f"it is of {halves}, which SUM rounds on the way: take SUM"
+    kind = kind_of(name)
     return next((text for kinds, ops, text in _REASONS if kind in kinds and op in ops), "")
 
 
-TABLE = {(name, op): _reason(kind_of(name), op) for name in ITEMSIZES for op in ReduceOp}
+TABLE = {(name, op): _reason(name, op) for name in ITEMSIZES for op in ReduceOp}
 """Why a type is not reduced by an operation; an empty text where it is."""
 
 
@@ -199,6 +210,10 @@ _ABSENT = {
 }
 
 
+Op = Union[ReduceOp, str, "MpiOp"]
+"""What :func:`op_of` takes."""
+
+
 def op_of(value: object) -> ReduceOp:
     """Return the reduction that ``value`` is or names.
 
@@ -225,7 +240,7 @@ def op_of(value: object) -> ReduceOp:
 
 def _of_mpi(mpi: Any, value: Any) -> ReduceOp:
     for op in ReduceOp:
-        if op is not AVG and value == getattr(mpi, op.name):
+        if op not in (AVG, EXACT_SUM) and value == getattr(mpi, op.name):
             return op
     for name, reason in _ABSENT.items():
         if value == getattr(mpi, name):

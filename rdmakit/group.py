@@ -149,8 +149,8 @@ class Group:
     def _compare(self, what: tuple[Any, ...]) -> None:
         if not self._config.check:
             return
-        kind, send, recv, op, name, root, exact = what
+        kind, send, recv, op, name, root = what
         self._agreement.agree(
             f"{kind.value} count={send.count} dtype={recv.dtype} op={op.value} "
-            f"algorithm={name} root={root}{' exact' if exact else ''}"
+            f"algorithm={name} root={root}"
         )

@@ -1,10 +1,10 @@
 """Element-wise reductions on host memory: what a Reduce step does, and what stands around a plan.
 
 float16 and bfloat16 are accumulated in float32 and rounded once for each step, so each node's
-partial and each hop round once. With ``exact``, and for AVG where sums go between nodes, their
-input is widened once, everything on the way is float32, and the result is rounded once: the bytes
-on the wire double, from 2 to 4 bytes of each element and (N-1)/N twice, but no sum on the way can
-overflow that fits at the end. Other types are reduced in their own type.
+partial and each hop round once. For EXACT_SUM and AVG, where partial results go between ranks,
+their input is widened once, everything on the way is float32, and the result is rounded once: the
+bytes on the wire double (4(N-1)/N of the array's leave each of N nodes), and no sum overflows on
+the way that would fit at the end. Other types are reduced in their own type.
 
 AVG is a SUM that is divided once: by the Reduce step where that takes the inputs of all ranks, on
 the one rank that owns the elements; else by every rank when its result is complete. All ranks then
@@ -43,6 +43,7 @@ _UFUNC: dict[ReduceOp, np.ufunc] = {
     ReduceOp.MIN: np.minimum,
     ReduceOp.MAX: np.maximum,
     ReduceOp.AVG: np.add,
+    ReduceOp.EXACT_SUM: np.add,
     ReduceOp.LAND: np.logical_and,
     ReduceOp.LOR: np.logical_or,
     ReduceOp.LXOR: np.logical_xor,
@@ -50,8 +51,6 @@ _UFUNC: dict[ReduceOp, np.ufunc] = {
     ReduceOp.BOR: np.bitwise_or,
     ReduceOp.BXOR: np.bitwise_xor,
 }
-_ROUNDED = (ReduceOp.SUM, ReduceOp.PROD)
-"""What may round on the way in half precision; AVG is always widened there."""
 _WIDE = np.dtype(np.float32)
 _BLOCK = 128 << 10
 """Bytes of the result that are finished before the next, so that they stay in the L2 cache."""
@@ -168,7 +167,7 @@ class Frame:
     recv: Buffer
     reduce: Reducer
     op: ReduceOp
-    """What remains to be done between the ranks: SUM for AVG."""
+    """What remains to be done between the ranks: SUM for AVG and EXACT_SUM."""
     prepare: Callable[[], None] | None = None
     finish: Callable[[], None] | None = None
     held: int = 0
@@ -179,15 +178,27 @@ class Frame:
         """Type of the elements on the way."""
         return self.recv.dtype
 
+    def around(self, call: Callable[[], object]) -> Callable[[], object]:
+        """Return ``call`` between ``prepare`` and ``finish``."""
+        prepare, finish = self.prepare, self.finish
+        if finish is None:
+            return call
+
+        def run() -> None:
+            if prepare is not None:
+                prepare()
+            call()
+            finish()
+
+        return run
+
 
 @cache
-def on_the_way(
-    dtype: np.dtype[Any], op: ReduceOp, *, exact: bool
-) -> tuple[np.dtype[Any], ReduceOp]:
-    """Return type and operation of what partial results are made of between the ranks."""
-    if dtype.name in HALVES and (op is ReduceOp.AVG or (exact and op in _ROUNDED)):
-        dtype = _WIDE
-    return dtype, ReduceOp.SUM if op is ReduceOp.AVG else op
+def on_the_way(dtype: np.dtype[Any], op: ReduceOp) -> tuple[np.dtype[Any], ReduceOp]:
+    """Return type and operation of partial results between the ranks."""
+    if op not in (ReduceOp.AVG, ReduceOp.EXACT_SUM):
+        return dtype, op
+    return _WIDE if dtype.name in HALVES else dtype, ReduceOp.SUM
 
 
 def frame(
@@ -197,8 +208,6 @@ def frame(
     send: Buffer,
     recv: Buffer,
     op: ReduceOp,
-    *,
-    exact: bool,
 ) -> Frame:
     """Return how a collective on host memory is done. Local; the same choice on all ranks.
 
@@ -209,7 +218,6 @@ def frame(
         send: this rank's input.
         recv: its output; may be the input, or a part of it.
         op: the operation.
-        exact: whether half precision is widened, and rounded once.
     """
     ranks = layout.size
     if ranks == 1 or kind not in (Kind.ALLREDUCE, Kind.REDUCE_SCATTER):
@@ -217,7 +225,7 @@ def frame(
     if reduces_at_once(algorithm, kind, layout):
         divide_by = ranks if op is ReduceOp.AVG else 0
         return Frame(send, recv, reducer(recv.dtype, op, divide_by), op)
-    dtype, inner = on_the_way(recv.dtype, op, exact=exact)
+    dtype, inner = on_the_way(recv.dtype, op)
     if dtype is not recv.dtype:
         return _widened(send, recv, inner, ranks if op is ReduceOp.AVG else 0)
     if inner is op:

@@ -110,7 +110,8 @@ class Staging:
             self._slots = [_Slot(door, self._piece, shard=shard) for _ in range(DEPTH)]
         else:
             door.wait_event(number, self._done)  # the last call's memory is used again
-        if kind is Kind.ALLREDUCE and self._node is not None and rail is not None:
+        exact = op is ReduceOp.EXACT_SUM  # a node would round what it gives to the rail
+        if kind is Kind.ALLREDUCE and self._node is not None and rail is not None and not exact:
             self._in_shards(self._node, send, recv, op, stream, rail)
         elif kind in (Kind.ALLREDUCE, Kind.BROADCAST):
             self._in_pieces(kind, send, recv, op, root, number, whole)

@@ -18,6 +18,7 @@ from rdmakit.datatypes import (
     AVG,
     BAND,
     BOR,
+    EXACT_SUM,
     HALVES,
     LAND,
     LOR,
@@ -34,8 +35,8 @@ __all__ = ["block", "count_wrong", "expected", "fill"]
 Array = npt.NDArray[Any]
 
 _UFUNC = {
-    ReduceOp.SUM: np.add, ReduceOp.AVG: np.add, ReduceOp.PROD: np.multiply,
-    ReduceOp.MIN: np.minimum, ReduceOp.MAX: np.maximum,
+    ReduceOp.SUM: np.add, ReduceOp.EXACT_SUM: np.add, ReduceOp.AVG: np.add,
+    ReduceOp.PROD: np.multiply, ReduceOp.MIN: np.minimum, ReduceOp.MAX: np.maximum,
     ReduceOp.LAND: np.logical_and, ReduceOp.LOR: np.logical_or, ReduceOp.LXOR: np.logical_xor,
     ReduceOp.BAND: np.bitwise_and, ReduceOp.BOR: np.bitwise_or, ReduceOp.BXOR: np.bitwise_xor,
 }  # fmt: skip
@@ -66,7 +67,7 @@ def block(rank: int, dtype: np.dtype[Any], op: ReduceOp = ReduceOp.SUM) -> Array
         return (number.astype(np.uint64) * _SPREAD).astype(dtype)
     if dtype.kind == "c":
         return ((number + 1) + 1j * ((i * 5 + rank * 17) % period)).astype(dtype)
-    if dtype.name == "bfloat16" and op in (SUM, AVG):
+    if dtype.name == "bfloat16" and op in (SUM, EXACT_SUM, AVG):
         return (number % 3).astype(dtype)  # 8 bits hold sums up to 256
     return (number + 1).astype(dtype)
 

@@ -62,6 +62,7 @@ _OPS = {
     ReduceOp.MIN: "Min",
     ReduceOp.MAX: "Max",
     ReduceOp.AVG: "Avg",
+    ReduceOp.EXACT_SUM: "Sum",
     ReduceOp.LAND: "Land",
     ReduceOp.LOR: "Lor",
     ReduceOp.LXOR: "Lxor",

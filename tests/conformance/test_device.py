@@ -145,10 +145,10 @@ def test_half_precision(sizes: list[int]) -> None:
         mine = inputs[comm.rank].astype(np.float16)
         want = np.sum([i.astype(np.float16).astype(np.float32) for i in inputs], axis=0)
         x, y = Array(mine), Array(np.zeros_like(mine))
-        comm.Allreduce(x, y, accumulate="exact")
+        comm.Allreduce(x, y, "exact_sum")
         comm.synchronize()
         assert (y.array == want.astype(np.float16)).all()
-        step = comm.bind(Kind.ALLREDUCE, x, y, accumulate="exact")
+        step = comm.bind(Kind.ALLREDUCE, x, y, "exact_sum")
         y.array[:] = 0
         step()
         comm.synchronize()

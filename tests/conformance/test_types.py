@@ -13,6 +13,7 @@ from rdmakit.config import Config
 from rdmakit.datatypes import (
     AVG,
     BAND,
+    EXACT_SUM,
     ITEMSIZES,
     LOR,
     MAX,
@@ -263,32 +264,32 @@ def test_exact_rounds_once(sizes: list[int], dtype: str) -> None:
         mine = inputs[comm.rank].astype(kind)
         for algorithm in (*comm.algorithms(Kind.ALLREDUCE), "auto"):
             y = np.zeros_like(mine)
-            comm.Allreduce(mine, y, algorithm=algorithm, accumulate="exact")
+            comm.Allreduce(mine, y, EXACT_SUM, algorithm=algorithm)
             assert (y == want).all(), algorithm
             z = mine.copy()
-            comm.Allreduce(z, z, algorithm=algorithm, accumulate="exact")
+            comm.Allreduce(z, z, EXACT_SUM, algorithm=algorithm)
             assert (z == want).all(), algorithm
             comm.Allreduce(mine, y, algorithm=algorithm)
             differs += int((y != want).sum())
         part = np.zeros(1250, kind)
-        comm.Reduce_scatter_block(mine, part, accumulate="exact")
+        comm.Reduce_scatter_block(mine, part, EXACT_SUM)
         assert (part == want[1250 * comm.rank : 1250 * (comm.rank + 1)]).all()
         inside = mine.copy()
         block = inside[1250 * comm.rank : 1250 * (comm.rank + 1)]
-        comm.Reduce_scatter_block(inside, block, accumulate="exact", algorithm="ring")
+        comm.Reduce_scatter_block(inside, block, EXACT_SUM, algorithm="ring")
         assert (block == part).all()
         return differs
 
-    assert all(n > 0 for n in with_comm(sizes, body)), "hop is no weaker: the test shows nothing"
+    assert all(n > 0 for n in with_comm(sizes, body)), "SUM is no weaker: the test shows nothing"
 
 
 def test_exact_holds_its_memory_only_while_it_is_small() -> None:
     def body(comm: Communicator) -> None:
         small, large = np.zeros(100, np.float16), np.zeros(600_000, np.float16)
         for x in (small, large):
-            comm.Allreduce(x, x, accumulate="exact", algorithm="hierarchical")
+            comm.Allreduce(x, x, EXACT_SUM, algorithm="hierarchical")
         assert len(comm._bound) == 1
-        step = comm.bind(Kind.ALLREDUCE, large, large, accumulate="exact")
+        step = comm.bind(Kind.ALLREDUCE, large, large, EXACT_SUM)
         # Two ranks, each on its own node: half of the vector goes out and one half comes back.
         assert step.sent_bytes == 600_000 * 4
         assert step.wire_dtype == "float32"
@@ -303,13 +304,13 @@ def test_exact_is_compared_between_ranks() -> None:
     def body(comm: Communicator) -> str:
         x = np.zeros(4, np.float16)
         with pytest.raises(CollectiveMismatch) as caught:
-            comm.Allreduce(x, x, accumulate="exact" if comm.rank == 1 else "hop")
+            comm.Allreduce(x, x, EXACT_SUM if comm.rank == 1 else SUM)
         return str(caught.value)
 
     texts = with_comm([1, 2], body, Config(check=True, timeout=10))
     assert len(set(texts)) == 1
     assert "but rank 1: " in texts[0]
-    assert texts[0].endswith(" exact")
+    assert "op=exact_sum" in texts[0]
 
 
 # -- means -------------------------------------------------------------------------------------

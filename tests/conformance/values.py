@@ -24,7 +24,8 @@ COVER = (
     ("bool", O.SUM), ("bool", O.LXOR), ("int8", O.PROD), ("int16", O.MIN), ("int32", O.SUM),
     ("int32", O.BOR), ("int64", O.SUM), ("int64", O.LAND), ("uint8", O.BXOR), ("uint16", O.BAND),
     ("uint32", O.LOR), ("uint64", O.MAX), ("float16", O.SUM), ("float16", O.AVG),
-    ("bfloat16", O.SUM), ("bfloat16", O.AVG), ("float32", O.SUM), ("float32", O.AVG),
+    ("bfloat16", O.SUM), ("bfloat16", O.AVG), ("bfloat16", O.EXACT_SUM), ("float32", O.SUM),
+    ("float32", O.AVG),
     ("float32", O.MIN), ("float64", O.PROD), ("float64", O.MAX), ("complex64", O.SUM),
     ("complex64", O.PROD), ("complex128", O.AVG),
 )  # fmt: skip
@@ -80,7 +81,8 @@ def _reduced(start: int, n: int, count: int, dtype: str, op: ReduceOp) -> Intege
     if dtype == "bool":
         rows = (rows != 0).astype(np.int64)
     ufunc = {
-        O.SUM: np.add, O.AVG: np.add, O.PROD: np.multiply, O.MAX: np.maximum, O.MIN: np.minimum,
+        O.SUM: np.add, O.EXACT_SUM: np.add, O.AVG: np.add, O.PROD: np.multiply,
+        O.MAX: np.maximum, O.MIN: np.minimum,
         O.BAND: np.bitwise_and, O.BOR: np.bitwise_or, O.BXOR: np.bitwise_xor,
         O.LAND: np.minimum, O.LOR: np.maximum, O.LXOR: np.add,
     }[op]  # fmt: skip

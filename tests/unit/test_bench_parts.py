@@ -165,7 +165,8 @@ def exact(rows: np.ndarray, op: ReduceOp) -> np.ndarray:
 
 
 UFUNCS = {
-    ReduceOp.SUM: "add", ReduceOp.AVG: "add", ReduceOp.PROD: "multiply", ReduceOp.MIN: "minimum",
+    ReduceOp.SUM: "add", ReduceOp.AVG: "add", ReduceOp.EXACT_SUM: "add",
+    ReduceOp.PROD: "multiply", ReduceOp.MIN: "minimum",
     ReduceOp.MAX: "maximum", ReduceOp.BAND: "bitwise_and", ReduceOp.BOR: "bitwise_or",
     ReduceOp.BXOR: "bitwise_xor",
 }  # fmt: skip

@@ -11,6 +11,8 @@ import pytest
 
 from rdmakit.datatypes import (
     AVG,
+    EXACT_SUM,
+    HALVES,
     ITEMSIZES,
     MAX,
     SUM,
@@ -28,11 +30,12 @@ from rdmakit.errors import InvalidArgument, UnsupportedError
 def test_the_table_in_full() -> None:
     served = {kind: set() for kind in ("bool", "integer", "float", "complex")}
     for name in ITEMSIZES:
-        mine = {op.name for op in ReduceOp if not TABLE[name, op]}
+        assert bool(TABLE[name, EXACT_SUM]) != (name in HALVES)
+        mine = {op.name for op in ReduceOp if not TABLE[name, op] and op is not EXACT_SUM}
         assert served[kind_of(name)] in (set(), mine), "types of a kind have the same"
         served[kind_of(name)] = mine
-    assert len(TABLE) == 15 * 11
-    every = set(ReduceOp.__members__)
+    assert len(TABLE) == 15 * 12
+    every = set(ReduceOp.__members__) - {"EXACT_SUM"}
     assert served["bool"] == served["integer"] == every - {"AVG"}
     assert served["float"] == {"SUM", "PROD", "MIN", "MAX", "AVG"}
     assert served["complex"] == {"SUM", "PROD", "AVG"}
@@ -111,7 +114,7 @@ def test_operations_of_mpi4py(monkeypatch: pytest.MonkeyPatch) -> None:
 
     mpi: Any = ModuleType("mpi4py.MPI")
     mpi.Op = Op
-    names = [op.name for op in ReduceOp if op is not AVG]
+    names = [op.name for op in ReduceOp if op not in (AVG, EXACT_SUM)]
     for number, name in enumerate((*names, "MINLOC", "MAXLOC", "REPLACE", "NO_OP", "OP_NULL")):
         setattr(mpi, name, Op(number))
     with pytest.raises(InvalidArgument):

@@ -18,7 +18,7 @@ import pytest
 from rdmakit.datatypes import AVG, ITEMSIZES, TABLE, ReduceOp, dtype_of
 from rdmakit.intra.device_kernels import lowered
 from rdmakit.reduction import reducer
-from tests.unit.test_reduction import bits, same
+from tests.arithmetic import bits, same
 
 BASE = """
 #define __device__

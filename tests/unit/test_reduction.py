@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from rdmakit.buffer import as_buffer
 from rdmakit.datatypes import (
     AVG,
+    EXACT_SUM,
     HALVES,
     ITEMSIZES,
     MAX,
     MIN,
-    PROD,
     SUM,
     TABLE,
     ReduceOp,
@@ -27,65 +27,9 @@ from rdmakit.errors import RdmaKitError
 from rdmakit.layout import RankLayout
 from rdmakit.plan.shape import Kind
 from rdmakit.reduction import average, frame, on_the_way, reducer
+from tests.arithmetic import bits, same, wanted
 
 SERVED = [pair for pair, reason in TABLE.items() if not reason]
-UFUNC = {
-    "SUM": np.add, "PROD": np.multiply, "MIN": np.minimum, "MAX": np.maximum, "AVG": np.add,
-    "LAND": np.logical_and, "LOR": np.logical_or, "LXOR": np.logical_xor,
-    "BAND": np.bitwise_and, "BOR": np.bitwise_or, "BXOR": np.bitwise_xor,
-}  # fmt: skip
-
-
-def bits(dtype: np.dtype[Any], count: int, rng: np.random.Generator) -> np.ndarray[Any, Any]:
-    """Return any bit patterns: NaN, infinities, zeros of both signs, extremes."""
-    if dtype.kind == "b":
-        return rng.random(count) < 0.5
-    if dtype.kind in "iu":
-        info = np.iinfo(dtype)
-        data = rng.integers(info.min, info.max, count, dtype, endpoint=True)
-        data[rng.random(count) < 0.2] = 0
-        return data
-    if dtype.kind == "c":
-        part = np.empty(0, dtype).real.dtype
-        return bits(part, 2 * count, rng).view(dtype)
-    data = rng.normal(size=count).astype(dtype)
-    with np.errstate(over="ignore"):
-        odd = rng.choice([np.nan, np.inf, -np.inf, 0.0, -0.0, 1e38, 1e-40], count).astype(dtype)
-    return np.where(rng.random(count) < 0.2, odd, data)
-
-
-def wanted(srcs: list[Any], op: ReduceOp, divide_by: int = 0) -> Any:
-    """Return NumPy's reduction in the order of ``srcs``; of halves, and complex parts, by hand."""
-    dtype = srcs[0].dtype
-    with np.errstate(all="ignore"), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        wide = np.dtype(np.float32) if dtype.name in HALVES else dtype
-        total = srcs[0].astype(wide)
-        for src in srcs[1:]:
-            x = src.astype(wide)
-            if op is PROD and dtype.kind == "c":
-                real = total.real * x.real - total.imag * x.imag
-                imag = total.real * x.imag + total.imag * x.real
-                total = np.empty_like(total)
-                total.real, total.imag = real, imag
-            else:
-                total = UFUNC[op.name](total, x).astype(wide)
-        if divide_by:
-            parts = total.view(total.real.dtype) if dtype.kind == "c" else total
-            total = (parts / parts.dtype.type(divide_by)).view(wide)
-        return total.astype(dtype)
-
-
-def same(got: Any, want: Any) -> None:
-    """Compare bit by bit, but for the payload of NaN."""
-    got, want = got.copy(), want.copy()
-    if got.dtype.kind not in "biu":
-        part = got.dtype if got.dtype.kind != "c" else np.empty(0, got.dtype).real.dtype
-        got, want = got.view(part), want.view(part)
-        assert ((got != got) == (want != want)).all(), "NaN in other places"
-        got[got != got], want[want != want] = 0, 0
-    bad = np.flatnonzero(got.view(f"u{got.itemsize}") != want.view(f"u{got.itemsize}"))
-    assert not bad.size, f"{bad.size} wrong, first {got[bad[0]]} in place of {want[bad[0]]}"
 
 
 @pytest.mark.parametrize(("name", "op"), SERVED, ids=lambda x: getattr(x, "value", x))
@@ -202,24 +146,24 @@ def framed(x: Any, y: Any, op: ReduceOp, sizes: list[int], **more: Any) -> Any:
     layout = RankLayout.of_sizes(sizes)
     send, recv = as_buffer(x, "x"), as_buffer(y, "y")
     kind = more.pop("kind", Kind.ALLREDUCE)
-    return frame(kind, algorithm, layout, send, recv, op, exact=more.pop("exact", False))
+    return frame(kind, algorithm, layout, send, recv, op)
 
 
 def test_frames() -> None:
     half, single = np.ones(6, np.float16), np.ones(6, np.float32)
-    for sizes, op, exact, wide, divides in (
-        ([2, 1], SUM, False, False, False),
-        ([2, 1], SUM, True, True, False),
-        ([2, 1], MAX, True, False, False),
-        ([2, 1], AVG, False, True, True),
-        ([3], AVG, False, False, False),  # in the Reduce step
-        ([3], SUM, True, False, False),
-        ([1], AVG, True, False, False),
+    for sizes, op, wide, inner in (
+        ([2, 1], SUM, False, SUM),
+        ([2, 1], MAX, False, MAX),
+        ([2, 1], EXACT_SUM, True, SUM),
+        ([2, 1], AVG, True, SUM),
+        ([3], AVG, False, AVG),  # in the Reduce step
+        ([3], EXACT_SUM, False, EXACT_SUM),
+        ([1], AVG, False, AVG),
     ):
-        f = framed(half, half, op, sizes, exact=exact)
+        f = framed(half, half, op, sizes)
         assert (f.dtype == np.float32) == wide == (f.prepare is not None)
-        assert (f.finish is not None) == (wide or divides)
-        assert (f.op is AVG) == (op is AVG and not divides)
+        assert (f.finish is not None) == wide
+        assert f.op is inner
         assert f.held == (24 if wide else 0)
     assert framed(half, half, AVG, [3], algorithm="ring").dtype == np.float32
     assert framed(half, half, AVG, [3], algorithm="mpi").dtype == np.float32
@@ -251,8 +195,7 @@ def test_a_widened_frame_writes_only_the_output() -> None:
 def test_what_is_between_the_ranks(name: str) -> None:
     dtype = dtype_of(name)
     for op in ReduceOp:
-        for exact in (False, True):
-            kind, inner = on_the_way(dtype, op, exact=exact)
-            assert inner is (SUM if op is AVG else op)
-            wide = name in HALVES and (op is AVG or (exact and op in (SUM, PROD)))
-            assert kind == (np.float32 if wide else dtype)
+        kind, inner = on_the_way(dtype, op)
+        assert inner is (SUM if op in (AVG, EXACT_SUM) else op)
+        wide = name in HALVES and op in (AVG, EXACT_SUM)
+        assert kind == (np.float32 if wide else dtype)

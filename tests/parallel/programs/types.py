@@ -12,7 +12,8 @@ import pytest
 from rdmakit import Communicator, Config, Kind, ReduceOp, UnsupportedError
 from rdmakit.baseline import why_not_mpi
 from rdmakit.bootstrap import load_mpi
-from rdmakit.datatypes import AVG, HALVES, TABLE, dtype_of
+from rdmakit.datatypes import AVG, EXACT_SUM, TABLE, dtype_of
+from rdmakit.reduction import on_the_way
 from tests.conformance.values import ALL, COVER, DTYPES, check
 
 MPI = load_mpi()
@@ -46,9 +47,7 @@ def every_pair(comm: Communicator) -> None:
 
 
 def why_not(kind: Kind, dtype: str, op: ReduceOp, *, alike: bool) -> str:
-    if op is AVG:
-        dtype, op = "float32" if dtype in HALVES else dtype, ReduceOp.SUM
-    return why_not_mpi(kind, dtype_of(dtype), op, alike=alike)
+    return why_not_mpi(kind, *on_the_way(dtype_of(dtype), op), alike=alike)
 
 
 def chosen(comm: Communicator) -> None:
@@ -62,7 +61,7 @@ def chosen(comm: Communicator) -> None:
                 comm.bind(Kind.ALLREDUCE, x, x, op, algorithm="mpi")
     for dtype in ("float16", "bfloat16"):
         x = np.full(9, 1 + RANK).astype(dtype_of(dtype))
-        step = comm.bind(Kind.ALLREDUCE, x, x, accumulate="exact")
+        step = comm.bind(Kind.ALLREDUCE, x, x, EXACT_SUM)
         assert (step.algorithm, step.wire_dtype) == ("mpi", "float32")
         step()
         assert (x.astype(int) == SIZE * (SIZE + 1) // 2).all()
@@ -99,7 +98,7 @@ def wraps(comm: Communicator) -> None:
 def operations_of_mpi(comm: Communicator) -> None:
     for op in ReduceOp:
         theirs: Any = getattr(MPI, op.name, None)
-        assert (theirs is None) == (op is AVG)
+        assert (theirs is None) == (op in (AVG, EXACT_SUM))
         if theirs is None:
             continue
         dtype = "uint8" if TABLE["float32", op] else "float32"
