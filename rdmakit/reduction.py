@@ -6,9 +6,9 @@ their input is widened once, everything on the way is float32, and the result is
 bytes on the wire double (4(N-1)/N of the array's leave each of N nodes), and no sum overflows on
 the way that would fit at the end. Other types are reduced in their own type.
 
-AVG is a SUM that is divided once: by the Reduce step where that takes the inputs of all ranks, on
-the one rank that owns the elements; else by every rank when its result is complete. All ranks then
-have the same bits and divide by the same number, so they still do.
+AVG is a SUM that is divided once: by the Reduce step where that takes the inputs of all ranks, else
+by every rank when its result is complete. Either way the same sum is divided by the same number, so
+all ranks still have the same bits.
 
 Infinities and NaNs are results like others, as in MPI: no warning in the middle of a collective.
 """

@@ -19,4 +19,4 @@ def test_types_and_operations(family: str) -> None:
     result = run_ranks(n, PROGRAM, [], timeout=100, python=python_of(family))
     assert result.rc == 0, result.out
     assert result.out.count("] end\n") == n, result.out
-    assert result.out.count("] ok ") == 10, result.out
+    assert result.out.count("] ok ") == 12, result.out

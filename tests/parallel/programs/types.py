@@ -95,6 +95,19 @@ def wraps(comm: Communicator) -> None:
                 assert (y == want).all(), (name, op, y, want)
 
 
+def rounding(comm: Communicator) -> None:
+    """What ``auto`` gives of numbers that round has the same bits on all ranks, MPI's too."""
+    out = []
+    for dtype in ("float32", "float64", "complex64", "complex128", "float16", "bfloat16"):
+        rng = np.random.default_rng(RANK)
+        for op in ("sum", "prod", "avg"):
+            x = rng.normal(size=2 * 501).astype(dtype_of(dtype))
+            y = np.zeros_like(x)
+            comm.Allreduce(x, y, op)
+            out.append(y.tobytes())
+    assert len(set(WORLD.allgather(hashlib.sha256(b"".join(out)).hexdigest()))) == 1
+
+
 def operations_of_mpi(comm: Communicator) -> None:
     for op in ReduceOp:
         theirs: Any = getattr(MPI, op.name, None)
@@ -118,7 +131,7 @@ def operations_of_mpi(comm: Communicator) -> None:
 
 for ranks_per_node in (0, 1):
     with Communicator(config=Config(ranks_per_node=ranks_per_node, timeout=30)) as comm:
-        for case in (every_pair, chosen, nan, wraps, operations_of_mpi):
+        for case in (every_pair, chosen, nan, wraps, rounding, operations_of_mpi):
             case(comm)
             if RANK == 0:
                 say("ok", case.__name__, comm.layout.describe())
