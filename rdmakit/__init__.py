@@ -28,7 +28,21 @@ if TYPE_CHECKING:
     from rdmakit.arguments import IN_PLACE
     from rdmakit.communicator import Communicator, init
     from rdmakit.config import Config
-    from rdmakit.datatypes import MAX, MIN, PROD, SUM, ReduceOp
+    from rdmakit.datatypes import (
+        AVG,
+        BAND,
+        BOR,
+        BXOR,
+        EXACT_SUM,
+        LAND,
+        LOR,
+        LXOR,
+        MAX,
+        MIN,
+        PROD,
+        SUM,
+        ReduceOp,
+    )
     from rdmakit.operation import Operation
     from rdmakit.plan.shape import Kind
     from rdmakit.point_to_point import TAG_UB
@@ -49,18 +63,39 @@ _HOMES = {
     "Operation": "rdmakit.operation",
     "Communicator": "rdmakit.communicator",
     "Config": "rdmakit.config",
-    "MAX": "rdmakit.datatypes",
-    "MIN": "rdmakit.datatypes",
-    "PROD": "rdmakit.datatypes",
-    "SUM": "rdmakit.datatypes",
-    "ReduceOp": "rdmakit.datatypes",
+    **dict.fromkeys(
+        (
+            "SUM",
+            "PROD",
+            "MIN",
+            "MAX",
+            "AVG",
+            "LAND",
+            "LOR",
+            "LXOR",
+            "BAND",
+            "BOR",
+            "BXOR",
+            "EXACT_SUM",
+            "ReduceOp",
+        ),
+        "rdmakit.datatypes",
+    ),
     "Kind": "rdmakit.plan.shape",
 }
 
 __all__ = [
     "ANY_SOURCE",
     "ANY_TAG",
+    "AVG",
+    "BAND",
+    "BOR",
+    "BXOR",
+    "EXACT_SUM",
     "IN_PLACE",
+    "LAND",
+    "LOR",
+    "LXOR",
     "MAX",
     "MIN",
     "PROC_NULL",

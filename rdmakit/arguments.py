@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
-from functools import cache
 from typing import Any
 
 import numpy as np
 
 from rdmakit.buffer import Buffer, Strided, as_buffer, strided_at
-from rdmakit.datatypes import MemoryKind, dtype_of
+from rdmakit.datatypes import MemoryKind, why_not_moved
 from rdmakit.errors import InvalidArgument, UnsupportedError
-from rdmakit.intra.device_kernels import MAX_DIMS, REDUCED_DTYPES
+from rdmakit.intra.device_kernels import MAX_DIMS
 from rdmakit.intra.device_local import merge_dims
 from rdmakit.plan.shape import Kind
 
@@ -67,14 +66,9 @@ def resolve(
         )
     if send.dtype != recv.dtype:
         raise InvalidArgument(f"sendbuf is {send.dtype} and recvbuf {recv.dtype}")
-    if kind in (Kind.ALLREDUCE, Kind.REDUCE_SCATTER):
-        if recv.kind is MemoryKind.HOST:
-            dtype_of(recv.dtype)
-        elif not _is_reduced(recv.dtype):
-            names = ", ".join(REDUCED_DTYPES)
-            raise UnsupportedError(f"dtype {recv.dtype} is not reduced on the GPU; one of {names}")
-    elif recv.dtype.hasobject or not recv.dtype.itemsize:
-        raise UnsupportedError(f"elements of type {recv.dtype} are not plain bytes")
+    problem = why_not_moved(recv.dtype)
+    if problem:
+        raise UnsupportedError(problem)
     _check_counts(kind, send, recv, size)
     if send.strided is None and recv.strided is None:
         _check_overlap(kind, send, recv, rank)
@@ -98,12 +92,6 @@ def _as_it_lies(buffer: Buffer) -> Buffer:
     if buffer.order != "F":
         return buffer
     return replace(buffer, strided=None)
-
-
-@cache
-def _is_reduced(dtype: np.dtype[Any]) -> bool:
-    """Return whether GPUs reduce the type; a type's name costs NumPy microseconds."""
-    return dtype.isnative and dtype.name in REDUCED_DTYPES
 
 
 def _is_in_place(sendbuf: object) -> bool:

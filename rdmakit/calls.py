@@ -7,12 +7,14 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from rdmakit.agreement import refusal
 from rdmakit.arguments import resolve
-from rdmakit.baseline import MPI_TYPES, mpi_call, mpi_start
+from rdmakit.baseline import mpi_call, mpi_start, why_not_mpi
 from rdmakit.buffer import Buffer
 from rdmakit.config import Config, format_size
-from rdmakit.datatypes import MemoryKind, ReduceOp, op_of
+from rdmakit.datatypes import MemoryKind, Op, ReduceOp, check_reduction, op_of
 from rdmakit.errors import InvalidArgument, TransportError, UnsupportedError
 from rdmakit.executor import Bound, Places
 from rdmakit.family import Family, Poll, Run, Work
@@ -26,7 +28,7 @@ from rdmakit.plan.shape import Call, Kind
 from rdmakit.plan.steps import Program, Space
 from rdmakit.process.phase import current
 from rdmakit.protocols import Bootstrap, Channel, Window
-from rdmakit.reduction import no_reduce, reducer
+from rdmakit.reduction import frame, on_the_way
 from rdmakit.request import Request, check_timeout
 from rdmakit.staging import HostCall
 from rdmakit.waiting import Waiter
@@ -34,6 +36,8 @@ from rdmakit.waiting import Waiter
 __all__ = ["Calls"]
 
 _BOUND_KEPT = 32
+_HELD_KEPT = 1 << 20
+"""Bytes of memory of its own that a plan which is kept for later calls may have."""
 _REDUCES = (Kind.ALLREDUCE, Kind.REDUCE_SCATTER)
 
 Asked = tuple[Kind, Buffer, Buffer, ReduceOp, str, int]
@@ -77,7 +81,7 @@ class Calls(Group):
         kind: Kind,
         sendbuf: object,
         recvbuf: object,
-        op: ReduceOp | str,
+        op: Op,
         algorithm: str,
         root: int,
         timeout: float | None,
@@ -108,7 +112,7 @@ class Calls(Group):
         kind: Kind,
         sendbuf: object,
         recvbuf: object,
-        op: ReduceOp | str,
+        op: Op,
         algorithm: str,
         root: int,
     ) -> tuple[Buffer, Buffer, ReduceOp, str]:
@@ -119,7 +123,9 @@ class Calls(Group):
         send, recv = resolve(kind, sendbuf, recvbuf, self.rank, self.size, writes=writes)
         if not 0 <= root < self.size:
             raise InvalidArgument(f"root {root} is not in 0..{self.size - 1}")
-        name = self._algorithm(kind, max(send.nbytes, recv.nbytes), recv, algorithm)
+        if kind in _REDUCES:
+            check_reduction(recv.dtype, op)
+        name = self._algorithm(kind, max(send.nbytes, recv.nbytes), recv, op, algorithm)
         if name == "device":
             self._gpu().check(send, recv)
         return send, recv, op, name
@@ -134,8 +140,8 @@ class Calls(Group):
         root: int,
         keep: tuple[object, ...],
         scratch: HostScratch,
-    ) -> tuple[Callable[[], object], Program | None]:
-        """Return the call on host arrays, and its program where it has one."""
+    ) -> tuple[Callable[[], object], Program | None, np.dtype[Any]]:
+        """Return the call on host arrays, its program where it has one, and the type on the way."""
         packed: HostPacked | None = None
         if send.strided is not None or recv.strided is not None:
             packed = HostPacked(send, recv, scratch, **moved(kind, self.rank, root))
@@ -143,25 +149,26 @@ class Calls(Group):
         call: Callable[[], object]
         if name == "mpi":
             call, steps = self._mpi_call(kind, send, recv, op, root, keep), None
+            dtype = on_the_way(recv.dtype, op)[0]
         else:
             bound = self._bind(kind, send, recv, op, name, root)
-            call, steps = partial(self._run, bound, keep), bound.program
-        return (packed.around(call) if packed is not None else call), steps
+            call, steps, dtype = partial(self._run, bound, keep), bound.program, bound.dtype
+        return (packed.around(call) if packed is not None else call), steps, dtype
 
-    def _algorithm(self, kind: Kind, nbytes: int, recv: Buffer, wanted: str) -> str:
+    def _algorithm(self, kind: Kind, nbytes: int, recv: Buffer, op: ReduceOp, wanted: str) -> str:
         if recv.kind is MemoryKind.DEVICE:
             if wanted not in ("auto", "device"):
                 raise UnsupportedError(f"algorithm {wanted!r} on GPU memory: auto or device")
             return "device"
-        can_mpi = self._mpi is not None and recv.dtype.name in MPI_TYPES
-        if wanted == "auto":
-            return choose(kind, self.layout, nbytes, mpi=can_mpi)
-        if wanted == "mpi":
-            if not can_mpi:
-                raise UnsupportedError(
-                    f"mpi cannot serve {recv.dtype} here"
-                    + ("" if self._mpi is not None else ": this group has no MPI communicator")
-                )
+        if wanted in ("auto", "mpi"):
+            why_not_it = "this group has no MPI communicator"
+            if self._mpi is not None:
+                dtype, inner = on_the_way(recv.dtype, op)
+                why_not_it = why_not_mpi(kind, dtype, inner, alike=wanted == "auto")
+            if wanted == "auto":
+                return choose(kind, self.layout, nbytes, mpi=not why_not_it)
+            if why_not_it:
+                raise UnsupportedError(f"mpi {kind.value}: {why_not_it}")
             return wanted
         if wanted not in ALGORITHMS:
             names = ", ".join(("auto", *ALGORITHMS, "mpi"))
@@ -179,7 +186,8 @@ class Calls(Group):
         if bound is not None:
             self._bound.move_to_end(key)
             return bound
-        itemsize = recv.dtype.itemsize
+        framed = frame(kind, algorithm, self.layout, send, recv, op)
+        send, recv, itemsize = framed.send, framed.recv, framed.recv.dtype.itemsize
         window = self.window.nbytes if self.window is not None else self._config.window_bytes
         count = recv.count if kind is Kind.REDUCE_SCATTER else send.count
         call = Call(kind, self.layout, count, limits_for(itemsize, window), root)
@@ -199,9 +207,13 @@ class Calls(Group):
             self.channel,
             self._waiter,
             self._engine,
-            reducer(recv.dtype, op) if kind in _REDUCES else no_reduce,
+            framed.reduce,
             f"{self.label}{kind.value}/{algorithm} {format_size(recv.nbytes)}",
+            framed.prepare,
+            framed.finish,
         )
+        if framed.held > _HELD_KEPT:
+            return bound
         self._bound[key] = bound
         if len(self._bound) > _BOUND_KEPT:
             self._bound.popitem(last=False)
@@ -255,7 +267,7 @@ class Calls(Group):
         return self._on_host, None
 
     def _on_host(self, kind: Kind, send: Buffer, recv: Buffer, op: ReduceOp, root: int) -> None:
-        name = self._algorithm(kind, max(send.nbytes, recv.nbytes), recv, "auto")
+        name = self._algorithm(kind, max(send.nbytes, recv.nbytes), recv, op, "auto")
         if name == "mpi":
             self._mpi_call(kind, send, recv, op, root, ())()
         else:
@@ -264,7 +276,9 @@ class Calls(Group):
     def _mpi_call(
         self, kind: Kind, send: Buffer, recv: Buffer, op: ReduceOp, root: int, keep: object
     ) -> Callable[[], object]:
-        call, failed = mpi_call(self._mpi, kind, send, recv, op, root)
+        framed = frame(kind, "mpi", self.layout, send, recv, op)
+        call, failed = mpi_call(self._mpi, kind, framed.send, framed.recv, framed.op, root)
+        call = framed.around(call)
         name = f"{self.label}{kind.value}/mpi {format_size(recv.nbytes)}"
         enter, restore, timeout = current.enter, current.restore, self._waiter.timeout
         family, channel, threaded = self._state, self.channel, self._engine.threaded
@@ -299,7 +313,7 @@ class Calls(Group):
         kind: Kind,
         sendbuf: object,
         recvbuf: object,
-        op: ReduceOp | str,
+        op: Op,
         algorithm: str,
         root: int,
         stream: object,
@@ -348,7 +362,8 @@ class Calls(Group):
     def _start_mpi(
         self, kind: Kind, send: Buffer, recv: Buffer, op: ReduceOp, root: int
     ) -> Callable[[], Run]:
-        call, failed = mpi_start(self._mpi, kind, send, recv, op, root)
+        framed = frame(kind, "mpi", self.layout, send, recv, op)
+        call, failed = mpi_start(self._mpi, kind, framed.send, framed.recv, framed.op, root)
         label = f"{self.label}{kind.value}/mpi {format_size(recv.nbytes)}"
 
         def mapped(action: Callable[[], Any]) -> Any:
@@ -358,9 +373,19 @@ class Calls(Group):
                 raise TransportError(f"{label}: MPI says {exc}") from exc
 
         def start() -> Run:
-            # With ``call``, which holds what MPI reads.
+            if framed.prepare is not None:
+                framed.prepare()
             request = mapped(call)
-            return Poll(partial(_tested, mapped, request.Test, call), label)
+
+            def complete() -> bool:
+                # With ``call``, which holds what MPI reads.
+                if not mapped(request.Test):
+                    return False
+                if framed.finish is not None and call is not None:
+                    framed.finish()
+                return True
+
+            return Poll(complete, label)
 
         return start
 
@@ -411,7 +436,3 @@ class Calls(Group):
 
 def _started(bound: Bound, next_tag: Callable[[], int], keep: tuple[object, ...]) -> Run:
     return bound.start(next_tag(), keep)
-
-
-def _tested(mapped: Callable[[Callable[[], Any]], Any], test: Callable[[], bool], _: object) -> Any:
-    return mapped(test)

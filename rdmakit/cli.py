@@ -15,7 +15,7 @@ import click
 import rdmakit
 from rdmakit.bench.options import DEFAULT_BUDGET, DEVICES, LAYERS, ON_GPU, ON_HOST, Options
 from rdmakit.config import Config
-from rdmakit.datatypes import DTYPES, ReduceOp
+from rdmakit.datatypes import ITEMSIZES, ReduceOp
 from rdmakit.errors import InvalidArgument, RdmaKitError, SetupError, UnsupportedError
 from rdmakit.process.launcher import launcher_of, report_once
 
@@ -51,7 +51,7 @@ def cli() -> None:
     help=f"Operation: {', '.join(o.value for o in ReduceOp)}.",
 )
 @click.option(
-    "-d", "dtype", default="float32", show_default=True, help=f"Type: {', '.join(DTYPES)}."
+    "-d", "dtype", default="float32", show_default=True, help=f"Type: {', '.join(ITEMSIZES)}."
 )
 @click.option(
     "--layer",

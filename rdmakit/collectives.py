@@ -11,7 +11,7 @@ from functools import partial
 
 from rdmakit.arguments import IN_PLACE
 from rdmakit.calls import Calls
-from rdmakit.datatypes import SUM, ReduceOp
+from rdmakit.datatypes import SUM, Op
 from rdmakit.family import Poll, Run
 from rdmakit.operation import Operation
 from rdmakit.packing import HostScratch
@@ -38,7 +38,7 @@ class Collectives(Calls):
         self,
         sendbuf: object,
         recvbuf: object,
-        op: ReduceOp | str = SUM,
+        op: Op = SUM,
         *,
         algorithm: str = "auto",
         timeout: float | None = None,
@@ -60,7 +60,9 @@ class Collectives(Calls):
                 counted in C order; if both arrays are in Fortran order, as they lie in memory.
                 Views with gaps (any strides) are gathered into scratch memory first.
             recvbuf: array of the same count and type, each element in its own place.
-            op: SUM, PROD, MAX or MIN.
+            op: a ReduceOp, its name, or mpi4py's; :data:`rdmakit.datatypes.TABLE` says which type
+                has which. Half precision is added in float32, and rounded for each node's partial
+                result and each message; by EXACT_SUM and AVG once.
             algorithm: auto, or one of ``algorithms(Kind.ALLREDUCE)``.
             timeout: seconds one wait may take; default: the configuration's.
             stream: for GPU arrays: a stream of CuPy, PyTorch or Numba, or a CUstream number;
@@ -80,7 +82,7 @@ class Collectives(Calls):
         self,
         sendbuf: object,
         recvbuf: object,
-        op: ReduceOp | str = SUM,
+        op: Op = SUM,
         *,
         algorithm: str = "auto",
         timeout: float | None = None,
@@ -140,7 +142,7 @@ class Collectives(Calls):
         self,
         sendbuf: object,
         recvbuf: object,
-        op: ReduceOp | str = SUM,
+        op: Op = SUM,
         *,
         algorithm: str = "auto",
         stream: object = None,
@@ -152,7 +154,7 @@ class Collectives(Calls):
         self,
         sendbuf: object,
         recvbuf: object,
-        op: ReduceOp | str = SUM,
+        op: Op = SUM,
         *,
         algorithm: str = "auto",
         stream: object = None,
@@ -192,7 +194,7 @@ class Collectives(Calls):
         kind: Kind,
         sendbuf: object,
         recvbuf: object,
-        op: ReduceOp | str = SUM,
+        op: Op = SUM,
         *,
         algorithm: str = "auto",
         root: int = 0,
@@ -207,6 +209,7 @@ class Collectives(Calls):
         send, recv, op, name = self._resolve(kind, sendbuf, recvbuf, op, algorithm, root)
         what, keep = (kind, send, recv, op, name, root), (sendbuf, recvbuf)
         steps: Program | None = None
+        dtype = recv.dtype
         call: Callable[[], object]
         begins: list[Callable[[], Run | None]] = []
         if name == "device":
@@ -214,7 +217,7 @@ class Collectives(Calls):
             call = partial(self._run_device, kind, send, recv, op, root, stream, keep)
         else:
             scratch = HostScratch()
-            call, steps = self._host_call(*what, keep, scratch)
+            call, steps, dtype = self._host_call(*what, keep, scratch)
             begins = self._host_steps(*what, keep, scratch)
         checked, compare = self._checked_once(call, what)
         if self._config.check:
@@ -226,7 +229,8 @@ class Collectives(Calls):
             return self._submit(f"{self.label}{kind.value}/{name}", keep, compare, *begins)
 
         gaps = send.strided is not None or recv.strided is not None
-        return Operation(name, steps, recv.dtype.itemsize, call, begin, packed=gaps)
+        wire = dtype.name if dtype != recv.dtype else ""
+        return Operation(name, steps, dtype.itemsize, call, begin, packed=gaps, wire_dtype=wire)
 
     def algorithms(self, kind: Kind) -> tuple[str, ...]:
         """Return the algorithms that can serve ``kind`` in this group. Local."""

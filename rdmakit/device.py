@@ -40,6 +40,11 @@ from rdmakit.stepped import Stepped
 __all__ = ["DeviceGroup"]
 
 
+_FRAMED = (ReduceOp.AVG, ReduceOp.EXACT_SUM)
+"""What is more than its reductions: see :func:`rdmakit.reduction.frame`."""
+_REDUCES = (Kind.ALLREDUCE, Kind.REDUCE_SCATTER)
+
+
 class DeviceGroup:
     """Collectives on GPU arrays of one group of ranks."""
 
@@ -77,6 +82,7 @@ class DeviceGroup:
         self._node: DeviceNode | None = None
         self._staging: Staging | None = None
         self._stepped: Stepped | None = None
+        self._host: Staging | None = None
 
     @property
     def transport(self) -> str:
@@ -140,7 +146,10 @@ class DeviceGroup:
             elif self._staging is not None:
                 self._staging.run(kind, send, recv, op, root, stream, whole, rail)
             elif self._stepped is not None:
-                self._stepped.run(kind, send, recv, op, root, number)
+                if op in _FRAMED and kind in _REDUCES:
+                    self._through_host().run(kind, send, recv, op, root, stream, whole, rail)
+                else:
+                    self._stepped.run(kind, send, recv, op, root, number)
             elif send.address != recv.address:  # alone
                 side.gpu.door.copy_async(recv.address, send.address, recv.nbytes, number)
 
@@ -148,6 +157,12 @@ class DeviceGroup:
             contiguous(send, recv)
             return
         side.packing.run(send, recv, number, contiguous, **moved(kind, self.rank, root))
+
+    def _through_host(self) -> Staging:
+        """Return the way of what the steps do not do: a frame around the whole. Local."""
+        if self._host is None:
+            self._host = self._side.staging(ranks=self.layout.size)
+        return self._host
 
     def start(
         self, kind: Kind, send: Buffer, recv: Buffer, op: ReduceOp, root: int, stream: Any
@@ -173,6 +188,11 @@ class DeviceGroup:
         if self.way == "shards" and self._stepped is None:
             self._stepped = side.stepped(self, window=True)
         if self._stepped is not None:
+            if op in _FRAMED and kind in _REDUCES:
+                raise UnsupportedError(
+                    f"{op.name} in a call that does not block, where the host steps through it: "
+                    "call the blocking form"
+                )
             if send.strided is not None or recv.strided is not None:
                 raise UnsupportedError(
                     "arrays with gaps in a call that does not block, where the host steps through "
@@ -238,7 +258,7 @@ class DeviceGroup:
             side.notes.append(
                 f"collectives of GPU arrays between nodes go through host memory whole: {problem}"
             )
-            self._staging = side.staging()
+            self._staging = side.staging(ranks=self.layout.size)
             return "host"
         if not resident or len(set(self.layout.ranks_per_node)) > 1:
             self._stepped = side.stepped(self, window=True)
@@ -246,7 +266,7 @@ class DeviceGroup:
         direct = None
         if side.direct and self._rail is not None:
             direct = side.stepped(self._rail, window=False)
-        self._staging = side.staging(node=side.node, direct=direct)
+        self._staging = side.staging(node=side.node, direct=direct, ranks=self.layout.size)
         return "shards"
 
     # -- memory -------------------------------------------------------------------------------

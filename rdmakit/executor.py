@@ -75,6 +75,8 @@ class Bound:
         guard: Guard,
         reduce: Reducer,
         label: str,
+        prepare: Callable[[], None] | None = None,
+        finish: Callable[[], None] | None = None,
     ) -> None:
         """Bind.
 
@@ -89,7 +91,10 @@ class Bound:
             guard: held while ``run`` uses the channel.
             reduce: what a Reduce step calls.
             label: names the operation in errors.
+            prepare: local work on the caller's input, ahead of the first step of each run.
+            finish: local work on the caller's output, behind the last step of each run.
         """
+        self.dtype, self._prepare, self._finish = dtype, prepare, finish
         self.program, self._window, self._channel, self._waiter = program, window, channel, waiter
         self._places, self.label, self._guard = places, label, guard
         self._scratch = np.empty(program.scratch, dtype)
@@ -127,10 +132,14 @@ class Bound:
             keep: owns the memory; outlives what is given up.
         """
         # Not bound once as an attribute: memory would then wait for the garbage collector.
+        if self._prepare is not None:
+            self._prepare()
         if self._messages:
             self._run_messages(tag, keep)
         else:
             self._run_straight(tag, keep)
+        if self._finish is not None:
+            self._finish()
 
     def start(self, tag: int, keep: Sequence[object] = ()) -> BoundRun:
         """Return a run that does a little at a time. Collective, does not block.
@@ -314,10 +323,10 @@ class Bound:
 class BoundRun:
     """A program under way; see :class:`rdmakit.family.Run`."""
 
-    __slots__ = ("_bound", "_flags", "_flow", "_requests", "moved")
+    __slots__ = ("_begun", "_bound", "_flags", "_flow", "_requests", "moved")
 
     def __init__(self, bound: Bound, tag: int, keep: Sequence[object]) -> None:
-        self._bound = bound
+        self._bound, self._begun = bound, bound._prepare is None
         self._requests: list[tuple[Request, int]] = []
         self._flags: list[int] = []
         self._flow = bound._flow(tag, keep, self._requests, self._flags, _BURST)
@@ -325,8 +334,13 @@ class BoundRun:
 
     def advance(self) -> bool:
         """Do a little of what can be done without waiting; return whether it is complete."""
+        if not self._begun and self._bound._prepare is not None:
+            self._bound._prepare()
+            self._begun = True
         moved = next(self._flow, None)
         self.moved = moved is None or moved
+        if moved is None and self._bound._finish is not None:
+            self._bound._finish()
         return moved is None
 
     def waits_for(self) -> str:

@@ -64,7 +64,8 @@ class Operation(Persistent):
     Attributes:
         algorithm: what it was planned as; ``mpi`` is the MPI library's own.
         program: this rank's steps; None for ``mpi``.
-        itemsize: bytes of an element.
+        itemsize: bytes of an element between the ranks.
+        wire_dtype: type of these, where it is known and another than the arrays'.
         call: the bare callable, for loops where a Python frame counts.
         packed: whether an array has gaps (strides), so that each call gathers and scatters.
     """
@@ -78,10 +79,11 @@ class Operation(Persistent):
         start: Callable[[], Request] = _only_called,
         *,
         packed: bool = False,
+        wire_dtype: str = "",
     ) -> None:
         """Made by ``bind``."""
         super().__init__(start)
-        self.packed = packed
+        self.packed, self.wire_dtype = packed, wire_dtype
         self.algorithm, self.program, self.itemsize = algorithm, program, itemsize
         self.call = call
 

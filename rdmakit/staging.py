@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rdmakit.buffer import Buffer
-from rdmakit.datatypes import MemoryKind, ReduceOp
+from rdmakit.buffer import Buffer, array_at
+from rdmakit.datatypes import HALVES, MemoryKind, ReduceOp
 from rdmakit.errors import TransferTimeout, UnsupportedError
 from rdmakit.plan.shape import Kind
+from rdmakit.reduction import average
 from rdmakit.waiting import Waiter
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ class Staging:
         node: DeviceNode | None = None,
         piece: int = PIECE,
         direct: Stepped | None = None,
+        ranks: int = 1,
     ) -> None:
         """Describe it; memory is taken at the first call. Local.
 
@@ -68,11 +70,13 @@ class Staging:
             node: reduces and gathers inside the node, where all nodes have equally many ranks.
             piece: bytes of a piece in host memory.
             direct: reduces shards over the rails where messages take GPU memory as it is.
+            ranks: of the group; what a mean is divided by.
         """
         self._direct = direct
         self._rail_stream: Any = None
         self._rail_done: Any = None
         self._door, self._waiter, self._node, self._piece = door, waiter, node, piece
+        self._ranks = ranks
         self._slots: list[_Slot] = []
         self._wide: Any = None
         self._large: list[Any] = []
@@ -112,7 +116,8 @@ class Staging:
             self._slots = [_Slot(door, self._piece, shard=shard) for _ in range(DEPTH)]
         else:
             door.wait_event(number, self._done)  # the last call's memory is used again
-        if kind is Kind.ALLREDUCE and self._node is not None and rail is not None:
+        exact = op is ReduceOp.EXACT_SUM  # a node would round what it gives to the rail
+        if kind is Kind.ALLREDUCE and self._node is not None and rail is not None and not exact:
             self._in_shards(self._node, send, recv, op, stream, rail)
         elif kind in (Kind.ALLREDUCE, Kind.BROADCAST):
             self._in_pieces(kind, send, recv, op, root, number, whole)
@@ -137,6 +142,10 @@ class Staging:
         stream: int = held.ptr
         copy, size, dtype = self._door.copy_async, node.size, send.dtype
         itemsize, ranks = dtype.itemsize, node.size
+        # A mean of the nodes' means where a sum might overflow; else a sum, divided once.
+        mean = op is ReduceOp.AVG and dtype.name not in HALVES
+        direct = self._direct if op is not ReduceOp.AVG else None  # the host divides
+        op = ReduceOp.SUM if mean else op
         pieces = _cut(send.count, self._piece // itemsize * ranks)
 
         def ragged(first: int, last: int) -> bool:
@@ -158,7 +167,7 @@ class Staging:
             assert slot.shard is not None
             shard = _at(slot.shard.address, each, dtype)
             node.run(Kind.REDUCE_SCATTER, _at(source, each * ranks, dtype), shard, op, 0, held)
-            if self._direct is None:
+            if direct is None:
                 copy(slot.pinned.address, shard.address, shard.nbytes, stream)
 
         def finish(index: int, slot: _Slot) -> None:
@@ -167,11 +176,13 @@ class Staging:
             node.check()
             assert slot.shard is not None
             shard = _at(slot.shard.address, each, dtype)
-            if self._direct is not None:
-                self._on_rail(self._direct, shard, op, stream)
+            if direct is not None:
+                self._on_rail(direct, shard, op, stream)
             else:
                 host = _at(slot.pinned.address, each, dtype, MemoryKind.HOST)
                 rail(Kind.ALLREDUCE, host, host, op, 0)
+                if mean:
+                    average(array_at(host.address, each, dtype), self._ranks)
                 copy(shard.address, host.address, host.nbytes, stream)
             target = recv.address + first * itemsize
             into = wide() if ragged(first, last) else target

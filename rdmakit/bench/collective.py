@@ -142,7 +142,8 @@ def _measured(
         transport=transport,
         note=note,
     )
-    return msgspec.structs.replace(row, nbytes=moved, count=count)
+    wire = operation.wire_dtype or session.dtype.name
+    return msgspec.structs.replace(row, nbytes=moved, count=count, wire_dtype=wire)
 
 
 def _count_wrong(session: Session, comm: Collectives, kind: Kind, arrays: Arrays) -> int:

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from rdmakit.communicator import Communicator
-from rdmakit.datatypes import DTYPES
+from rdmakit.datatypes import dtype_of
 from rdmakit.drivers import cuda, cuda_tools, nccl
 from rdmakit.intra.cuda_ipc import share_window
 from rdmakit.intra.posix_shm import PosixWindow
@@ -127,7 +127,7 @@ def find_gpus(comm: Communicator, doors: Doors) -> GpuSide:
 
 def warm_up(comm: Communicator, dtype: str, op: str, doors: Doors) -> None:
     """Make windows and compile kernels, which is not what is measured. Collective, blocking."""
-    kind = DTYPES[dtype]
+    kind = dtype_of(dtype)
     for group in (comm.node, comm):
         for count in (1, 64, _LARGE // kind.itemsize):  # elements alone, in packs, large arrays
             send, recv = (doors.tools.zeros(count * group.size, kind) for _ in range(2))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rdmakit.baseline import MPI_TYPES, mpi_call
+from rdmakit.baseline import mpi_call, why_not_mpi
 from rdmakit.bench.arrays import Arrays
 from rdmakit.bench.session import Case, Session
 from rdmakit.buffer import Buffer, as_buffer
@@ -22,7 +22,7 @@ def why_no_mpi(session: Session, comm: Collectives) -> str:
     """Return why MPI cannot reduce the run's type in ``comm``, or nothing; equal on all ranks."""
     if comm._mpi is None:
         return "this group has no MPI communicator"
-    return "" if session.dtype.name in MPI_TYPES else f"MPI has no {session.dtype.name}"
+    return why_not_mpi(Kind.ALLREDUCE, session.dtype, session.op, alike=False)
 
 
 def over_mpi(

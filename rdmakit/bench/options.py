@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rdmakit.bench.devices import parse_map
 from rdmakit.config import format_size, parse_size
-from rdmakit.datatypes import DTYPES, dtype_of, op_of
+from rdmakit.datatypes import ITEMSIZES, check_reduction, dtype_of, op_of
 from rdmakit.errors import InvalidArgument
 from rdmakit.plan.planner import ALGORITHMS
 from rdmakit.report.files import FORMATS
@@ -83,7 +83,8 @@ class Options:
                 sizes.append(0 if text is None else parse_size(text))
             except InvalidArgument as exc:
                 raise InvalidArgument(f"{name}: {exc}") from exc
-        element = dtype_of(dtype)
+        element, operation = dtype_of(dtype), op_of(op)
+        check_reduction(element, operation)
         if end is not None:
             _check_order(sizes[0], sizes[1])
         for name, value, least in (
@@ -117,7 +118,7 @@ class Options:
             iterations=iterations,
             warmup=warmup,
             check=check,
-            op=op_of(op).value,
+            op=operation.value,
             dtype=element.name,
             layers=layers or LAYERS,
             algorithms=algorithms,
@@ -148,7 +149,7 @@ class Options:
 
     def sizes(self) -> list[int]:
         """Return the byte counts, each a whole number of elements."""
-        itemsize = DTYPES[self.dtype].itemsize
+        itemsize = ITEMSIZES[self.dtype]
         sizes, size = [], self.begin
         while size <= self.end:
             sizes.append(size // itemsize * itemsize)

@@ -15,7 +15,7 @@ from rdmakit.bench.measure import Group, Samples, measure
 from rdmakit.bench.options import Options
 from rdmakit.bench.statistics import bus_factor, rate, times_of
 from rdmakit.communicator import Communicator
-from rdmakit.datatypes import DTYPES, ReduceOp, op_of
+from rdmakit.datatypes import ReduceOp, dtype_of, op_of
 from rdmakit.drivers.host import HostTree
 from rdmakit.report.schema import Row
 
@@ -69,7 +69,7 @@ class Session:
     op: ReduceOp = field(init=False)
 
     def __post_init__(self) -> None:
-        self.dtype, self.op = DTYPES[self.options.dtype], op_of(self.options.op)
+        self.dtype, self.op = dtype_of(self.options.dtype), op_of(self.options.op)
         tree = HostTree()
         hosts = self.comm.hosts
         self._ranks_here = hosts.count(self.comm.host)

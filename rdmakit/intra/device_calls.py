@@ -12,8 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from rdmakit.datatypes import ReduceOp
-from rdmakit.errors import UnsupportedError
+from rdmakit.datatypes import ReduceOp, check_reduction
 from rdmakit.intra import device_kernels as kernels
 from rdmakit.intra.cuda_ipc import Shared
 from rdmakit.intra.device_kernels import Args, Variant, WindowLayout
@@ -104,13 +103,12 @@ def plan_call(
     """Return the call, made ready. Counts and types have been compared before.
 
     Raises:
-        UnsupportedError: the type is not reduced on the GPU.
+        UnsupportedError: the type is not reduced by the operation.
     """
     rank, size = place.rank, place.size
     dtype = send.dtype.name
-    if kind in _REDUCES and dtype not in kernels.REDUCED_DTYPES:
-        names = ", ".join(kernels.REDUCED_DTYPES)
-        raise UnsupportedError(f"dtype {dtype} is not reduced on the GPU; one of {names}")
+    if kind in _REDUCES:
+        check_reduction(send.dtype, op)
     each = min(send.count, recv.count)
     nbytes = each * send.dtype.itemsize
     found = [
@@ -139,7 +137,7 @@ def plan_call(
         pointers[index][rank] = array.address
     text = f"{kind.value} ({algorithm}) of {each} {dtype}"
     if kind in _REDUCES:
-        unit, text = send.dtype.itemsize, f"{text} {op.value}"
+        unit, text = kernels.lowered(dtype, op)[2], f"{text} {op.value}"
         variant = kernels.reduce_variant(dtype, op, rank, size, place.layout, place.unroll)
     else:
         unit = kernels.unit_of(nbytes, *pointers[0], *pointers[1])

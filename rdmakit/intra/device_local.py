@@ -10,7 +10,7 @@ from functools import cache
 from math import prod
 
 from rdmakit.buffer import Strided
-from rdmakit.datatypes import ReduceOp
+from rdmakit.datatypes import ITEMSIZES, TABLE, ReduceOp
 from rdmakit.drivers import cuda, cuda_compile
 from rdmakit.drivers.cuda_driver import Launch
 from rdmakit.errors import UnsupportedError
@@ -33,18 +33,21 @@ def combine(
         dst: address of the result.
         srcs: addresses of 1 to 16 sources; device memory, or a peer's that is mapped here.
         count: elements.
-        dtype: one of ``REDUCED_DTYPES``.
-        op: the reduction.
+        dtype: name of the element type.
+        op: the reduction; AVG divides by the number of these sources.
 
     Raises:
-        UnsupportedError: the type is not served, or too many sources.
+        UnsupportedError: the type is not served by the operation, or too many sources.
     """
-    if dtype not in kernels.REDUCED_DTYPES:
-        raise UnsupportedError(f"dtype {dtype} is not reduced on the GPU")
+    reason = TABLE.get((dtype, op), "there is no arithmetic for it")
+    if reason:
+        raise UnsupportedError(f"{op.name} of {dtype} is not served: {reason}")
     if not 1 <= len(srcs) <= kernels.MAX_RANKS:
         raise UnsupportedError(f"{len(srcs)} sources in one kernel; 1 to {kernels.MAX_RANKS}")
     args = kernels.Sources()
-    cut = split((dst, *srcs), count, kernels.REDUCED_DTYPES[dtype])
+    unit = kernels.lowered(dtype, op)[2]
+    count = count * ITEMSIZES[dtype] // unit
+    cut = split((dst, *srcs), count, unit)
     args.dst, args.count, args.head, args.packs = dst, count, cut.head, cut.packs
     args.src[: len(srcs)] = srcs
     variant = kernels.local_variant(dtype, op, len(srcs))

@@ -20,7 +20,14 @@ from rdmakit.plan.pieces import SLOTS
 from rdmakit.plan.shape import Call, Kind
 from rdmakit.plan.steps import Builder, Program, Ref, Space
 
-__all__ = ["ALGORITHMS", "algorithms", "bytes_out_of_node", "program", "why_not"]
+__all__ = [
+    "ALGORITHMS",
+    "algorithms",
+    "bytes_out_of_node",
+    "program",
+    "reduces_at_once",
+    "why_not",
+]
 
 ALGORITHMS = ("hierarchical", "one-shot", "ring", "tree")
 """Every planned algorithm. ``mpi`` is the communicator's own and has no program.
@@ -55,6 +62,15 @@ def why_not(algorithm: str, kind: Kind, layout: RankLayout) -> str:
 def algorithms(kind: Kind, layout: RankLayout) -> tuple[str, ...]:
     """Return the planned algorithms that can serve ``kind`` on ``layout``."""
     return tuple(name for name in ALGORITHMS if not why_not(name, kind, layout))
+
+
+def reduces_at_once(algorithm: str, kind: Kind, layout: RankLayout) -> bool:
+    """Return whether every Reduce step takes the inputs of all ranks: no partial results.
+
+    Such a step can round, or divide a mean, for good.
+    """
+    reduces = kind in (Kind.ALLREDUCE, Kind.REDUCE_SCATTER)
+    return reduces and len(layout.nodes) == 1 and algorithm in ("hierarchical", "one-shot")
 
 
 @lru_cache(maxsize=256)

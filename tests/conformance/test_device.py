@@ -27,13 +27,14 @@ from rdmakit.memory import MemoryBootstrap, MemoryChannel, MemoryWindow, run_thr
 from rdmakit.plan.pieces import FLAGS
 from rdmakit.plan.shape import Kind
 from tests.conformance.fake_gpu import Array, DeviceMessages, make
+from tests.conformance.values import COVER, plain, reduced, values
 
 SHAPES = ([1], [3], [2, 2], [3, 1], [1, 1], [1, 1, 2], [2, 2, 2])
 
 
 @pytest.fixture(autouse=True)
 def _small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(staging.Staging.__init__, "__defaults__", (None, 1 << 10, None))
+    monkeypatch.setattr(staging.Staging.__init__, "__defaults__", (None, 1 << 10, None, 1))
     monkeypatch.setattr(staged.StagedChannel.__init__, "__kwdefaults__", {"piece": 1 << 8})
     monkeypatch.setattr(stepped, "AREA", 1 << 15)
     monkeypatch.setattr(device_side, "AREA", 1 << 15)
@@ -161,6 +162,74 @@ def test_a_channel_for_host_memory_never_gets_gpu_memory(sizes: list[int], denie
         channel.wrap = wrap  # type: ignore[method-assign]
 
     with_gpus(sizes, body, denied=denied)
+
+
+@pytest.mark.parametrize("sizes", SHAPES, ids=str)
+def test_types_and_operations(sizes: list[int]) -> None:
+    """Also means, which are divided in the node, on the rail, or on the host."""
+
+    def body(comm: Communicator) -> None:
+        for group in (comm.node, comm) if len(sizes) > 1 else (comm,):
+            n, rank = group.size, group.rank
+            for dtype, op in COVER if n <= 4 else COVER[:1]:
+                for count in (7, 700):
+                    x = Array(values(rank, count, dtype, op))
+                    y = Array(np.zeros_like(x.array))
+                    group.Allreduce(x, y, op)
+                    comm.synchronize()
+                    want = reduced(n, count, dtype, op)
+                    np.testing.assert_array_equal(
+                        plain(y.array), plain(want), err_msg=f"{dtype} {op} {count}"
+                    )
+                    x = Array(values(rank, count * n, dtype, op))
+                    z = Array(np.zeros(count, want.dtype))
+                    group.Reduce_scatter_block(x, z, op)
+                    comm.synchronize()
+                    want = reduced(n, count * n, dtype, op)[rank * count :][:count]
+                    np.testing.assert_array_equal(plain(z.array), plain(want))
+
+    with_gpus(sizes, body)
+
+
+@pytest.mark.parametrize("sizes", [[4], [2, 2], [3, 1], [2, 2, 2]], ids=str)
+def test_half_precision(sizes: list[int]) -> None:
+    """Means do not overflow between nodes; exact sums are rounded once."""
+    n = sum(sizes)
+
+    def body(comm: Communicator) -> None:
+        x = Array(np.full(700, 60000, np.float16))
+        comm.Allreduce(x, x, "avg")
+        comm.synchronize()
+        assert (x.array == 60000).all()
+        inputs = [np.random.default_rng(r).integers(-4096, 4096, 3000) for r in range(n)]
+        mine = inputs[comm.rank].astype(np.float16)
+        want = np.sum([i.astype(np.float16).astype(np.float32) for i in inputs], axis=0)
+        x, y = Array(mine), Array(np.zeros_like(mine))
+        comm.Allreduce(x, y, "exact_sum")
+        comm.synchronize()
+        assert (y.array == want.astype(np.float16)).all()
+        step = comm.bind(Kind.ALLREDUCE, x, y, "exact_sum")
+        y.array[:] = 0
+        step()
+        comm.synchronize()
+        assert (y.array == want.astype(np.float16)).all()
+
+    with_gpus(sizes, body)
+
+
+def test_pairs_without_a_kernel_are_refused_by_name() -> None:
+    def body(comm: Communicator) -> None:
+        for dtype, op, text in (
+            ("int32", "avg", "AVG of int32 is not served: the quotient"),
+            ("complex64", "min", "complex numbers have no order"),
+            ("float32", "band", "BAND of float32 is not served"),
+            ("M8[s]", "max", "pass a view as int64"),
+        ):
+            x = Array(np.zeros(4, dtype))
+            with pytest.raises(UnsupportedError, match=text):
+                comm.Allreduce(x, x, op)
+
+    with_gpus([2, 1], body)
 
 
 def test_the_way_is_noted() -> None:

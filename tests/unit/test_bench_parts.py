@@ -18,12 +18,13 @@ from rdmakit.bench.options import Options
 from rdmakit.bench.statistics import bus_factor, rate, times_of
 from rdmakit.bench.summary import summarize
 from rdmakit.config import Config, format_size, parse_size
-from rdmakit.datatypes import DTYPES, ReduceOp
+from rdmakit.datatypes import AVG, HALVES, PROD, TABLE, ReduceOp, dtype_of
 from rdmakit.errors import InvalidArgument, UnsupportedError
 from rdmakit.memory import run_threads
 from rdmakit.report.files import ResultFile
 from rdmakit.report.schema import Result, Row, Times
 
+ALL = [pair for pair, reason in TABLE.items() if not reason]
 GIVEN = {
     "begin": "8",
     "end": "64M",
@@ -89,9 +90,13 @@ def test_bad_options_name_the_option(change: dict[str, object], says: str) -> No
         Options.of(**{**GIVEN, **change})  # type: ignore[arg-type]
 
 
-def test_types_that_reductions_lack_are_refused_by_name() -> None:
-    with pytest.raises(UnsupportedError, match="complex64"):
-        Options.of(**{**GIVEN, "dtype": "complex64"})  # type: ignore[arg-type]
+def test_types_and_operations_that_are_not_served_are_refused_by_name() -> None:
+    with pytest.raises(UnsupportedError, match=r"longdouble|float128"):
+        Options.of(**{**GIVEN, "dtype": "longdouble"})  # type: ignore[arg-type]
+    with pytest.raises(UnsupportedError, match="MIN of complex64 is not served"):
+        Options.of(**{**GIVEN, "dtype": "complex64", "op": "min"})  # type: ignore[arg-type]
+    options = Options.of(**{**GIVEN, "dtype": "bfloat16", "op": "AVG"})  # type: ignore[arg-type]
+    assert (options.dtype, options.op, options.sizes()[0]) == ("bfloat16", "avg", 8)
 
 
 def test_sizes_are_whole_elements() -> None:
@@ -122,28 +127,65 @@ def test_settings_follow_the_first_rank_unless_chosen() -> None:
     assert (got.timeout, got.check, got.window_bytes, got.node_id) == (9.0, True, 1 << 20, "x")
 
 
-@pytest.mark.parametrize("dtype", DTYPES.values(), ids=str)
-@pytest.mark.parametrize("op", ReduceOp)
+@pytest.mark.parametrize(("name", "op"), ALL, ids=lambda x: getattr(x, "value", x))
 @pytest.mark.parametrize("ranks", [1, 2, 3, 8, 64])
-def test_expected_values_are_exact_and_a_wrong_one_is_found(dtype, op, ranks) -> None:
-    count = 3001
+def test_expected_values_are_exact_and_a_wrong_one_is_found(name, op, ranks) -> None:
+    """In exact arithmetic, on whole numbers; integers modulo their width."""
+    count, dtype = 3001, dtype_of(name)
     arrays = []
     for rank in range(ranks):
         array = np.empty(count, dtype)
         values.fill(array, rank, op)
         arrays.append(array)
-    ufunc = {"sum": np.add, "prod": np.multiply, "max": np.maximum, "min": np.minimum}[op.value]
-    with np.errstate(over="ignore"):
-        total = ufunc.reduce(np.array(arrays, dtype=np.float64 if dtype.kind == "f" else dtype))
-    if dtype == np.float16 and np.abs(total).max() > 2048:
-        pytest.skip("64 ranks of this op pass float16's exact integers")
+    total = exact(np.array(arrays), op).astype(dtype)
+    if op is not AVG or ranks in (1, 2, 8, 64):
+        assert (total == exact(np.array(arrays), op)).all() or dtype.kind in "iu", "not exact"
     period = values.expected(ranks, dtype, op)
-    assert values.count_wrong(total.astype(dtype), period) == 0
-    total[1234] += 1
-    assert values.count_wrong(total.astype(dtype), period) == 1
+    assert values.count_wrong(total, period) == 0
+    bad = total.view(np.uint8).copy()
+    bad[1234 * dtype.itemsize :][: dtype.itemsize] ^= 0x55
+    assert values.count_wrong(bad.view(dtype), period) == 1
     part = np.empty(100, dtype)
     values.fill(part, 2, op, start=777)
-    np.testing.assert_array_equal(part, np.resize(values.block(2, dtype, op), 877)[777:])
+    assert (part == np.resize(values.block(2, dtype, op), 877)[777:]).all()
+
+
+def exact(rows: np.ndarray, op: ReduceOp) -> np.ndarray:
+    """Reduce over axis 0 in a type that holds every sum."""
+    if op in (ReduceOp.LAND, ReduceOp.LOR, ReduceOp.LXOR):
+        true = rows != 0
+        table = {
+            ReduceOp.LAND: true.all(0), ReduceOp.LOR: true.any(0), ReduceOp.LXOR: true.sum(0) % 2
+        }  # fmt: skip
+        return table[op] if len(rows) > 1 else rows[0]
+    if rows.dtype.kind in "biu":
+        return getattr(np, UFUNCS[op]).reduce(rows, axis=0, dtype=rows.dtype)
+    wide = rows.astype(complex if rows.dtype.kind == "c" else float)
+    total = getattr(np, UFUNCS[op]).reduce(wide, axis=0)
+    return (total.view(float) / len(rows)).view(wide.dtype) if op is AVG else total
+
+
+UFUNCS = {
+    ReduceOp.SUM: "add", ReduceOp.AVG: "add", ReduceOp.EXACT_SUM: "add",
+    ReduceOp.PROD: "multiply", ReduceOp.MIN: "minimum",
+    ReduceOp.MAX: "maximum", ReduceOp.BAND: "bitwise_and", ReduceOp.BOR: "bitwise_or",
+    ReduceOp.BXOR: "bitwise_xor",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "op"), ALL, ids=lambda x: getattr(x, "value", x))
+def test_inputs_tell_ranks_and_elements_apart(name, op) -> None:
+    dtype = dtype_of(name)
+    blocks = [values.block(rank, dtype, op) for rank in range(8)]
+    different = len({b.tobytes() for b in blocks})
+    assert different == (
+        1 if name in HALVES and op is AVG else 5 if op is PROD and name != "bool" else 8
+    )
+    result = values.expected(8, dtype, op)
+    assert len(set(result.tolist())) > 1, "one number everywhere"
+    if not (name in HALVES and op is AVG):
+        missing = values.expected(7, dtype, op)
+        assert (missing != result).any(), "a rank that is left out would not be seen"
 
 
 def test_statistics() -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rdmakit.datatypes import MAX, SUM
+from rdmakit.datatypes import AVG, MAX, PROD, SUM, TABLE, ReduceOp, dtype_of
 from rdmakit.drivers.cuda import DeviceFacts, PointerFacts
 from rdmakit.errors import CollectiveMismatch, PeerLost, TransferTimeout, UnsupportedError
 from rdmakit.intra.cuda_ipc import Shared, describe_denial
@@ -149,11 +149,44 @@ def test_registered_memory_is_used_in_place() -> None:
     assert moved.args.signature != call.args.signature
 
 
-def test_type_that_is_not_reduced_is_named() -> None:
-    array = Array(0x1000, 10, np.dtype("complex64"))
-    with pytest.raises(UnsupportedError, match="complex64"):
-        plan_call(place(0, 2), Kind.ALLREDUCE, array, array, SUM, 0)
+def test_pairs_that_are_not_reduced_are_named() -> None:
+    for (name, op), reason in TABLE.items():
+        array = Array(0x1000, 10, dtype_of(name))
+        if reason:
+            with pytest.raises(UnsupportedError, match=f"{op.name} of {name} is not served"):
+                plan_call(place(0, 2), Kind.ALLREDUCE, array, array, op, 0)
+        else:
+            plan_call(place(0, 2), Kind.ALLREDUCE, array, array, op, 0)
+    array = Array(0x1000, 10, np.dtype("M8[s]"))
+    with pytest.raises(UnsupportedError, match="datetime64"):
+        plan_call(place(0, 2), Kind.REDUCE_SCATTER, array, array, SUM, 0)
     plan_call(place(0, 2), Kind.BROADCAST, array, array, SUM, 0)
+
+
+def test_kernels_count_the_elements_of_their_own_type() -> None:
+    """A sum of complex numbers is one of twice as many floats, a product is not."""
+
+    def planned(name: str, op: ReduceOp, kind: Kind = Kind.ALLREDUCE) -> Any:
+        send = Array(0x7000_0000, 1 << 20, np.dtype(name))
+        recv = Array(
+            0x9000_0000, (1 << 20) // (2 if kind is Kind.REDUCE_SCATTER else 1), send.dtype
+        )
+        return plan_call(place(0, 2), kind, send, recv, op, 0)
+
+    for kind, count in ((Kind.ALLREDUCE, 1 << 20), (Kind.REDUCE_SCATTER, 1 << 19)):
+        for name, op, macro, factor in (
+            ("complex64", SUM, "float32", 2), ("complex128", AVG, "float64", 2),
+            ("complex128", PROD, "complex128", 1), ("bool", SUM, "uint8", 1),
+            ("int16", SUM, "uint16", 1), ("int16", MAX, "int16", 1),
+        ):  # fmt: skip
+            call = planned(name, op, kind)
+            assert dict(call.variant.macros)["RDK_T"] == macro
+            assert call.args.count == count * factor
+            assert call.args.piece * np.dtype(macro).itemsize % 16 == 0
+    # One kernel serves both, but the ranks have called different things.
+    a, b = planned("int32", SUM), planned("uint32", SUM)
+    assert a.variant == b.variant
+    assert a.args.signature != b.args.signature
 
 
 def test_reports_of_kernels_in_words() -> None:

@@ -1,115 +1,12 @@
-// Shared by all kernels: types, 16-byte packs, reductions, memory access. No header is included,
-// so NVRTC needs no include path and compiles in a fraction of the time.
+// Shared by all kernels: 16-byte packs and memory access.
 //
 // Set by the caller (see device_kernels.py):
-//   RDK_T      element type        RDK_OP     reduction
+//   RDK_T      element type        RDK_OP     reduction (both of numbers.cuh)
 //   RDK_RANKS  ranks of the node   RDK_RANK   this rank
 //   RDK_THREADS threads of a block RDK_UNROLL packs a thread has under way at once
 //   RDK_TEAMS  teams of a block in kernels that go through the window
 //   RDK_STEPS  rounds of packs a warp takes at a time in kernels that do not
 //   RDK_<kernel> one for each kernel that is wanted: compiling all takes a second or two
-
-#define KERNEL extern "C" __global__ void __launch_bounds__(RDK_THREADS, 1)
-
-typedef unsigned char u8;
-typedef unsigned short u16;
-typedef unsigned int u32;
-typedef unsigned long long u64;
-typedef long long i64;
-
-// ---- element types: how they are stored, and in what they are accumulated ----------------------
-
-template <class S>
-struct Plain {
-  typedef S Stored;
-  typedef S Acc;
-  static __device__ Acc widen(Stored x) { return x; }
-  static __device__ Stored narrow(Acc x) { return x; }
-};
-typedef Plain<float> float32;
-typedef Plain<double> float64;
-typedef Plain<u8> uint8;
-typedef Plain<u16> uint16;
-typedef Plain<u32> uint32;
-typedef Plain<u64> uint64;
-
-// Signed integers are accumulated unsigned for sum and product, which wrap like NumPy's.
-template <class S, class U>
-struct Signed {
-  typedef S Stored;
-  typedef S Acc;
-  typedef U Wrap;
-  static __device__ Acc widen(Stored x) { return x; }
-  static __device__ Stored narrow(Acc x) { return x; }
-};
-typedef Signed<signed char, u32> int8;
-typedef Signed<int, u32> int32;
-typedef Signed<i64, u64> int64;
-
-struct float16 {
-  typedef u16 Stored;
-  typedef float Acc;
-  static __device__ float widen(u16 x) {
-    float y;
-    asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x));
-    return y;
-  }
-  static __device__ u16 narrow(float x) {
-    u16 y;
-    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y) : "f"(x));
-    return y;
-  }
-};
-
-struct bfloat16 {
-  typedef u16 Stored;
-  typedef float Acc;
-  static __device__ float widen(u16 x) { return __uint_as_float((u32)x << 16); }
-  static __device__ u16 narrow(float x) {
-    u16 y;
-    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y) : "f"(x));
-    return y;
-  }
-};
-
-template <class T>
-struct Arithmetic {
-  typedef typename T::Acc A;
-  static __device__ A add(A a, A b) { return a + b; }
-  static __device__ A mul(A a, A b) { return a * b; }
-};
-template <class S, class U>
-struct Arithmetic<Signed<S, U>> {
-  static __device__ S add(S a, S b) { return (S)((U)a + (U)b); }
-  static __device__ S mul(S a, S b) { return (S)((U)a * (U)b); }
-};
-
-// ---- reductions; a NaN on either side is kept by min and max, as NumPy's ------------------------
-
-struct Sum {
-  template <class T>
-  static __device__ typename T::Acc apply(typename T::Acc a, typename T::Acc b) {
-    return Arithmetic<T>::add(a, b);
-  }
-};
-struct Prod {
-  template <class T>
-  static __device__ typename T::Acc apply(typename T::Acc a, typename T::Acc b) {
-    return Arithmetic<T>::mul(a, b);
-  }
-};
-struct Max {
-  template <class T>
-  static __device__ typename T::Acc apply(typename T::Acc a, typename T::Acc b) {
-    return a > b || a != a ? a : b;
-  }
-};
-struct Min {
-  template <class T>
-  static __device__ typename T::Acc apply(typename T::Acc a, typename T::Acc b) {
-    return a < b || a != a ? a : b;
-  }
-};
 
 typedef RDK_T T;
 typedef T::Stored Stored;
@@ -156,12 +53,46 @@ struct Pack {
   __device__ __forceinline__ void store(u64 at) const { store16(at, raw); }
   __device__ __forceinline__ void store_once(u64 at) const { store16_once(at, raw); }
 };
+// An element as machine words, which memory is read and written by.
+template <u32 BYTES>
+struct Word;
+template <>
+struct Word<1> {
+  typedef u8 Type;
+};
+template <>
+struct Word<2> {
+  typedef u16 Type;
+};
+template <>
+struct Word<4> {
+  typedef u32 Type;
+};
+template <>
+struct Word<8> {
+  typedef u64 Type;
+};
+template <>
+struct Word<16> {  // as two of 8
+  typedef u64 Type;
+};
 struct One {
   static const u32 N = 1;
-  Stored e[1];
-  __device__ __forceinline__ void load(u64 at) { e[0] = *(volatile const Stored*)at; }
+  typedef Word<sizeof(Stored)>::Type Raw;
+  static const u32 WORDS = sizeof(Stored) / sizeof(Raw);
+  union {
+    Raw raw[WORDS];
+    Stored e[1];
+  };
+  __device__ __forceinline__ void load(u64 at) {
+#pragma unroll
+    for (u32 i = 0; i < WORDS; ++i) raw[i] = ((volatile const Raw*)at)[i];
+  }
   __device__ __forceinline__ void load_once(u64 at) { load(at); }
-  __device__ __forceinline__ void store(u64 at) const { *(volatile Stored*)at = e[0]; }
+  __device__ __forceinline__ void store(u64 at) const {
+#pragma unroll
+    for (u32 i = 0; i < WORDS; ++i) ((volatile Raw*)at)[i] = raw[i];
+  }
   __device__ __forceinline__ void store_once(u64 at) const { store(at); }
 };
 

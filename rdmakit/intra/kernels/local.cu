@@ -22,18 +22,12 @@ static __device__ __forceinline__ void combine_range(const Sources& a, u64 offse
     P in[SOURCES], out;
 #pragma unroll
     for (u32 k = 0; k < SOURCES; ++k) in[k].load(a.src[k] + at);
-#pragma unroll
-    for (u32 e = 0; e < P::N; ++e) {
-      T::Acc acc = T::widen(in[0].e[e]);
-#pragma unroll
-      for (u32 k = 1; k < SOURCES; ++k) acc = Op::template apply<T>(acc, T::widen(in[k].e[e]));
-      out.e[e] = T::narrow(acc);
-    }
+    fold<T, Op>(in, out);
     out.store(a.dst + at);
   }
 }
 
-// dst = src[0] op src[1] op ..., in that order; dst may be one of them.
+// dst = src[0] op src[1] op ..., in that order; dst may be one of them. A mean is of these sources.
 KERNEL combine(const __grid_constant__ Sources a) {
   combine_range<Pack>(a, a.head * SIZE, a.packs);
   combine_range<One>(a, 0, a.head);

@@ -5,18 +5,6 @@
 typedef RDK_OP Op;
 typedef Sync<RDK_TEAMS> Teams;
 
-// out = in[0] op in[1] op ..., in rank order.
-template <class P>
-static __device__ __forceinline__ void fold(const P (&in)[RANKS], P& out) {
-#pragma unroll
-  for (u32 i = 0; i < P::N; ++i) {
-    T::Acc acc = T::widen(in[0].e[i]);
-#pragma unroll
-    for (u32 p = 1; p < RANKS; ++p) acc = Op::template apply<T>(acc, T::widen(in[p].e[i]));
-    out.e[i] = T::narrow(acc);
-  }
-}
-
 // Reduce U units: unit u lies `u * step` bytes after `at` in each rank's memory. ONCE: it is not
 // read again soon, as what is in a window is.
 template <class P, u32 U, bool ONCE>
@@ -32,7 +20,7 @@ static __device__ __forceinline__ void reduce(const u64* base, u64 at, u64 step,
     }
   }
 #pragma unroll
-  for (u32 u = 0; u < U; ++u) fold(in[u], out[u]);
+  for (u32 u = 0; u < U; ++u) fold<T, Op>(in[u], out[u]);
 }
 
 // Store to every rank's memory, the own last, or to the own only.
@@ -242,7 +230,7 @@ static __device__ __forceinline__ void step(
       const u32 at = s.first + j + v * TEAM;
       if (at >= s.last) continue;
       P result;
-      fold(vs[v], result);
+      fold<T, Op>(vs[v], result);
       result.store(a.window[RANK] + out + at * unit);
       result.store_once(to_s + (u64)at * unit);
     }

@@ -19,6 +19,8 @@ from rdmakit.intra import device_calls
 from rdmakit.intra.device_node import DeviceNode
 from rdmakit.plan.shape import Kind
 from rdmakit.waiting import Waiter, spins_for
+from tests import arithmetic
+from tests.arithmetic import bits, wanted
 
 BOOT = MpiBootstrap()
 RANK, SIZE = BOOT.rank, BOOT.size
@@ -83,9 +85,10 @@ def values(rank: int, count: int, dtype: str, op: ReduceOp, *, seed: int = 0) ->
     """Return a rank's input: random, with NaN among the floats of MIN and MAX."""
     generator = np.random.default_rng((seed, rank, count))
     kind = dtype_of(dtype)
-    if kind.kind in "iu":
-        info = np.iinfo(kind)
-        return generator.integers(info.min, info.max, count, kind, endpoint=True)
+    if kind.kind in "biu":
+        return bits(kind, count, generator)
+    if kind.kind == "c":
+        return (generator.standard_normal(2 * count) / 2).view(complex).astype(kind)
     data = generator.standard_normal(count)
     if op is ReduceOp.PROD:
         data = np.exp2(data / 4)
@@ -94,35 +97,17 @@ def values(rank: int, count: int, dtype: str, op: ReduceOp, *, seed: int = 0) ->
     return data.astype(kind)
 
 
-_UFUNC = {
-    ReduceOp.SUM: np.add, ReduceOp.PROD: np.multiply,
-    ReduceOp.MAX: np.maximum, ReduceOp.MIN: np.minimum,
-}  # fmt: skip
-
-
 def reduced(inputs: list[Any], op: ReduceOp) -> Any:
     """Return the reduction in rank order, halves in float32 and rounded once."""
-    kind = inputs[0].dtype
-    wide = np.float32 if kind.name in ("float16", "bfloat16") else kind
-    total = inputs[0].astype(wide)
-    with np.errstate(all="ignore"):
-        for values_ in inputs[1:]:
-            total = _UFUNC[op](total, values_.astype(wide))
-        return total.astype(kind)
+    return wanted(inputs, op, len(inputs) if op is ReduceOp.AVG else 0)
 
 
 def same(got: Any, want: Any, what: object) -> None:
     """Compare bit by bit, but for the payload of NaN."""
-    if got.dtype.kind not in "iu":
-        nan = got != got
-        assert (nan == (want != want)).all(), f"{what}: NaN in other places"
-        got, want = got.copy(), want.copy()
-        got[nan], want[nan] = 0, 0
-    bad = np.flatnonzero(got != want)
-    assert not bad.size, (
-        f"{what}: {bad.size} of {got.size} wrong, first at {bad[0]}: {got[bad[0]]} in place of "
-        f"{want[bad[0]]}"
-    )
+    try:
+        arithmetic.same(got, want)
+    except AssertionError as exc:
+        raise AssertionError(f"{what}: {exc}") from exc
 
 
 @contextmanager

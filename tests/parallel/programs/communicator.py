@@ -29,7 +29,7 @@ from rdmakit import (
 from rdmakit.bootstrap import load_mpi
 from rdmakit.config import parse_size
 from rdmakit.datatypes import MAX, MIN, PROD, SUM
-from tests.conformance.values import DTYPES, OPS, check
+from tests.conformance.values import COVER, DTYPES, check
 
 WORLD = load_mpi().COMM_WORLD
 RANK, SIZE = WORLD.Get_rank(), WORLD.Get_size()
@@ -58,8 +58,10 @@ def results(comm: Communicator) -> None:
             cases: list[Any] = [(count, "float32", SUM) for count in (0, 1, 7, 5003)]
             if algorithm != "one-shot":
                 cases.append((BIG, "float32", SUM))
-            for dtype in DTYPES if algorithm == "hierarchical" else ("int64",):
-                cases += [(1000, dtype, op) for op in (OPS if reduces else (SUM,))]
+            pairs: Any = COVER if reduces else [(dtype, SUM) for dtype in DTYPES]
+            if algorithm != "hierarchical":
+                pairs = [("int64", op) for op in (SUM, PROD, MIN, MAX)] if reduces else []
+            cases += [(1000, dtype, op) for dtype, op in pairs]
             for number, (count, dtype, op) in enumerate(cases):
                 result = check(
                     comm, kind, count, dtype, op, algorithm=algorithm, root=number % comm.size,

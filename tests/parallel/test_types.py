@@ -1,0 +1,22 @@
+"""Element types and operations with MPI's own collectives beside ours, under both families."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.mpi import FAMILIES, python_of, run_ranks
+
+pytestmark = pytest.mark.parallel
+
+PROGRAM = Path(__file__).parent / "programs" / "types.py"
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_types_and_operations(family: str) -> None:
+    n = 3
+    result = run_ranks(n, PROGRAM, [], timeout=100, python=python_of(family))
+    assert result.rc == 0, result.out
+    assert result.out.count("] end\n") == n, result.out
+    assert result.out.count("] ok ") == 12, result.out
