@@ -11,16 +11,13 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from rdmakit.bench import values
+from rdmakit.bench import gpu_values, values
 from rdmakit.bench.session import Session
 from rdmakit.buffer import as_buffer
 from rdmakit.collectives import Collectives
 from rdmakit.errors import CudaError, UnsupportedError
 
 __all__ = ["Arrays", "HostArrays", "PoolArrays", "RegisteredArrays"]
-
-_SPOILED = 0xA5
-"""A byte that no result has everywhere."""
 
 
 class Arrays(Protocol):
@@ -46,8 +43,17 @@ class Arrays(Protocol):
         """Give ``recv`` what no result is. Local."""
         ...
 
-    def result(self) -> npt.NDArray[Any]:
-        """Return ``recv`` as host memory. Local; after the call was waited for."""
+    def count_wrong(self, first: int, count: int, period: npt.NDArray[Any], start: int = 0) -> int:
+        """Return how many of ``count`` elements of ``recv`` differ from ``period`` repeated.
+
+        Local; after the call was waited for.
+
+        Args:
+            first: the first of them.
+            count: how many.
+            period: one period of what is expected.
+            start: index in it of the first.
+        """
         ...
 
     def waited(self, call: Callable[[], object]) -> Callable[[], object]:
@@ -79,11 +85,11 @@ class HostArrays:
 
     def spoil(self) -> None:
         """Overwrite the result."""
-        self.recv.view(np.uint8).fill(_SPOILED)
+        self.recv.view(np.uint8).fill(values.SPOILED)
 
-    def result(self) -> npt.NDArray[Any]:
-        """Return the result itself."""
-        return self.recv
+    def count_wrong(self, first: int, count: int, period: npt.NDArray[Any], start: int = 0) -> int:
+        """Compare them where they are."""
+        return values.count_wrong(self.recv[first : first + count], period, start)
 
     def waited(self, call: Callable[[], object]) -> Callable[[], object]:
         """Calls on host arrays are blocking."""
@@ -117,20 +123,20 @@ class PoolArrays:
 
     def fill(self) -> None:
         """Copy this rank's input there."""
-        mine = np.empty(self._counts[0], self._session.dtype)
-        values.fill(mine, self._group.rank, self._session.op)
-        self._doors.cuda.copy_now(self._at[0], mine.ctypes.data, mine.nbytes)
+        session = self._session
+        mine = values.block(self._group.rank, session.dtype, session.op)
+        nbytes = self._counts[0] * session.dtype.itemsize
+        gpu_values.fill(self._doors.cuda, self._at[0], nbytes, mine)
 
     def spoil(self) -> None:
         """Overwrite the result."""
-        bad = np.full(self._counts[1] * self._session.dtype.itemsize, _SPOILED, np.uint8)
-        self._doors.cuda.copy_now(self._at[1], bad.ctypes.data, bad.nbytes)
+        nbytes = self._counts[1] * self._session.dtype.itemsize
+        gpu_values.fill(self._doors.cuda, self._at[1], nbytes, gpu_values.SPOILED)
 
-    def result(self) -> npt.NDArray[Any]:
-        """Return a copy of the result."""
-        got = np.empty(self._counts[1], self._session.dtype)
-        self._doors.cuda.copy_now(got.ctypes.data, self._at[1], got.nbytes)
-        return got
+    def count_wrong(self, first: int, count: int, period: npt.NDArray[Any], start: int = 0) -> int:
+        """Copy them to the host by the piece, and compare."""
+        address = self._at[1] + first * self._session.dtype.itemsize
+        return gpu_values.count_wrong(self._doors.cuda, address, count, period, start)
 
     def waited(self, call: Callable[[], object]) -> Callable[[], object]:
         """Wait for the GPU after it, polling."""

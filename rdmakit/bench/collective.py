@@ -58,7 +58,7 @@ def measure_collective(
     if arrays is None or operation is None or problem:
         row = session.row(case, skipped=problem, ranks=n)
     else:
-        row = _measured(session, case, comm, kind, way, arrays, operation, max(counts))
+        row = _measured(session, case, comm, kind, way, arrays, operation, counts)
     del operation  # it holds the arrays
     if arrays is not None:
         arrays.close()
@@ -113,14 +113,14 @@ def _measured(
     way: Way,
     arrays: Arrays,
     operation: Operation,
-    count: int,
+    counts: tuple[int, int],
 ) -> Row:
     samples = session.timed(arrays.waited(operation.call))
     wrong: int | None = None
     if session.options.check:
         arrays.spoil()
         arrays.waited(operation.call)()
-        wrong = session.wrong(_count_wrong(session, comm, kind, arrays))
+        wrong = session.wrong(_count_wrong(session, comm, kind, arrays, counts[1]))
     # MPI's own routes are its secret; inside a node nothing is sent to others.
     own = operation.sent_bytes
     most = session.group.largest(np.array([-1.0 if own is None else float(own)]))[0]
@@ -128,7 +128,7 @@ def _measured(
     planned = operation.algorithm if case.algorithm == "auto" else ""
     note = ", ".join(filter(None, (way.note, "" if planned == "device" else planned)))
     # Of the largest group: nodes may be unequal.
-    told = session.group.share([comm.size, count, way.transport(operation)])
+    told = session.group.share([comm.size, max(counts), way.transport(operation)])
     ranks, count, transport = max(told, key=lambda entry: int(entry[0]))
     # Blocks of equal size may be a little more than was asked for.
     moved = count * session.dtype.itemsize
@@ -146,17 +146,17 @@ def _measured(
     return msgspec.structs.replace(row, nbytes=moved, count=count, wire_dtype=wire)
 
 
-def _count_wrong(session: Session, comm: Collectives, kind: Kind, arrays: Arrays) -> int:
-    """Return how many elements of this rank's result are wrong."""
-    got, dtype, op = arrays.result(), session.dtype, session.op
+def _count_wrong(
+    session: Session, comm: Collectives, kind: Kind, arrays: Arrays, count: int
+) -> int:
+    """Return how many of the ``count`` elements of this rank's result are wrong."""
+    dtype, op = session.dtype, session.op
     if kind is Kind.ALLGATHER:
-        part = len(got) // comm.size
-        return sum(
-            values.count_wrong(got[r * part : (r + 1) * part], values.block(r, dtype, op))
-            for r in range(comm.size)
-        )
-    start = comm.rank * len(got) if kind is Kind.REDUCE_SCATTER else 0
-    return values.count_wrong(got, values.expected(comm.size, dtype, op), start)
+        part = count // comm.size
+        blocks = [values.block(r, dtype, op) for r in range(comm.size)]
+        return sum(arrays.count_wrong(r * part, part, block) for r, block in enumerate(blocks))
+    start = comm.rank * count if kind is Kind.REDUCE_SCATTER else 0
+    return arrays.count_wrong(0, count, values.expected(comm.size, dtype, op), start)
 
 
 def lanes(session: Session) -> str:

@@ -33,7 +33,7 @@ def gpu_memory(session: Session) -> Iterator[Case]:
         ("D2H", "pageable"),
     ):  # fmt: skip
         for size in session.options.sizes():
-            yield Case("memory", name, way, size, _copy, 2.0, 2.0)
+            yield Case("memory", name, way, size, _copy, 0.0 if way == "device" else 1.0, 2.0)
 
 
 def _copy(session: Session, case: Case) -> Row:
@@ -112,7 +112,9 @@ def _collective_cases(
             yield nothing(layer, kind.value, reason, name)
             continue
         run = _runner(comm, kind, way)
-        host = 4.0 if name in STAGED_MPI else 2.0
+        # Pinned memory of whole arrays; else pieces of it at most.
+        whole = comm.device_way == "host-staged" and kind is not Kind.ALLREDUCE
+        host = 2.0 if whole or name in STAGED_MPI else 0.0
         for size in session.options.sizes():
             yield Case(layer, kind.value, name, size, run, host, 2.0)
 
@@ -155,7 +157,7 @@ def gpu_inter(session: Session) -> Iterator[Case]:
     way = Way(lambda _: _transport(session, comm.rail), PoolArrays)
     for size in session.options.sizes():
         run = _runner(comm.rail, Kind.ALLREDUCE, way)
-        yield Case("inter", "rail allreduce", "staged", size, run, 2.0, 2.0)
+        yield Case("inter", "rail allreduce", "staged", size, run, 0.0, 2.0)
 
 
 def gpu_allreduce(session: Session) -> Iterator[Case]:

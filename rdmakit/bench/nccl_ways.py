@@ -40,6 +40,8 @@ def why_no_nccl(session: Session, comm: Collectives) -> str:
     reason = shared_gpu([gpus[rank] for rank in members]) or nccl.why_not()
     if not reason and session.dtype.name not in nccl.DTYPES:
         reason = f"NCCL through CuPy has no {session.dtype.name}"
+    if not reason and session.op.name not in nccl.OPERATIONS:
+        reason = f"NCCL through CuPy has no {session.op.name}"
     return session.agreed(reason)
 
 

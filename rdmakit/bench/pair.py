@@ -140,7 +140,8 @@ def pair_cases(session: Session, memory: Maker = HostMemory, algorithm: str = ""
 
     def add(name: str, pairs: Pairs, sizes: list[int], shape: Shape) -> Iterator[Case]:
         run = partial(_run, pairs=pairs, shape=shape, memory=memory)
-        return (Case("inter", name, algorithm, size, run) for size in sizes)
+        host = 2.0 if memory is HostMemory else 0.0
+        return (Case("inter", name, algorithm, size, run, host, 2.0) for size in sizes)
 
     sizes = session.options.sizes()
     yield from add("pair latency", alone, sizes, lambda end: (end.ping_pong, 1, 2))
@@ -237,8 +238,7 @@ def _checked(session: Session, case: Case, end: PairEnd | None, call: Callable[[
     call()
     mine = 0
     if end is not None and (end.role == 1 or case.name in _RECEIVE_AT_BOTH):
-        source = values.block(end.theirs, session.dtype)
-        mine = values.count_wrong(end.memory.received(), source)
+        mine = end.memory.count_wrong(values.block(end.theirs, session.dtype))
     return session.wrong(mine)
 
 

@@ -8,10 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-import numpy as np
 import numpy.typing as npt
 
-from rdmakit.bench import values
+from rdmakit.bench import gpu_values, values
 from rdmakit.bench.session import Session
 from rdmakit.errors import CudaError
 from rdmakit.inter.staged import StagedChannel
@@ -20,7 +19,6 @@ from rdmakit.waiting import Waiter
 
 __all__ = ["DirectMemory", "HostMemory", "PairMemory", "StagedMemory", "why_not_direct"]
 
-_SPOILED = 0xA5
 _RDMA = ("rc", "dc", "ud", "gga", "srd", "efa", "gaudi")
 """How the names of UCX's RDMA transports begin."""
 
@@ -51,8 +49,8 @@ class PairMemory(Protocol):
         """Give the one that comes in what no message is. Local."""
         ...
 
-    def received(self) -> npt.NDArray[Any]:
-        """Return it as host memory. Local; after its request is done."""
+    def count_wrong(self, period: npt.NDArray[Any]) -> int:
+        """Return how many of its elements differ from ``period`` repeated. Local; when it is in."""
         ...
 
     def transport(self, found: Sequence[tuple[str, str]], name: str) -> str:
@@ -95,11 +93,11 @@ class HostMemory:
 
     def spoil(self) -> None:
         """Overwrite it."""
-        self._in.view("u1").fill(_SPOILED)
+        self._in.view("u1").fill(values.SPOILED)
 
-    def received(self) -> npt.NDArray[Any]:
-        """Return it."""
-        return self._in
+    def count_wrong(self, period: npt.NDArray[Any]) -> int:
+        """Compare it where it is."""
+        return values.count_wrong(self._in, period)
 
     def transport(self, found: Sequence[tuple[str, str]], name: str) -> str:
         """Return the lanes."""
@@ -113,7 +111,7 @@ class _GpuMemory:
     """Plain GPU memory of the two messages."""
 
     def __init__(self, session: Session, nbytes: int, who: int) -> None:
-        self._door, self._dtype, self._nbytes = session.gpu.doors.cuda, session.dtype, nbytes
+        self._door, self._nbytes = session.gpu.doors.cuda, nbytes
         self._memory: list[Any] = []
         try:
             for _ in range(2):
@@ -121,20 +119,17 @@ class _GpuMemory:
         except CudaError:
             self._free()
             raise
-        mine = np.empty(nbytes // session.dtype.itemsize, session.dtype)
-        values.fill(mine, who)
-        self._door.copy_now(self._memory[0].address, mine.ctypes.data, nbytes)
+        mine = values.block(who, session.dtype)
+        gpu_values.fill(self._door, self._memory[0].address, nbytes, mine)
 
     def spoil(self) -> None:
         """Overwrite it."""
-        bad = np.full(self._nbytes, _SPOILED, np.uint8)
-        self._door.copy_now(self._memory[1].address, bad.ctypes.data, self._nbytes)
+        gpu_values.fill(self._door, self._memory[1].address, self._nbytes, gpu_values.SPOILED)
 
-    def received(self) -> npt.NDArray[Any]:
-        """Return a copy of it."""
-        got = np.empty(self._nbytes // self._dtype.itemsize, self._dtype)
-        self._door.copy_now(got.ctypes.data, self._memory[1].address, self._nbytes)
-        return got
+    def count_wrong(self, period: npt.NDArray[Any]) -> int:
+        """Copy it to the host by the piece, and compare."""
+        count = self._nbytes // period.itemsize
+        return gpu_values.count_wrong(self._door, self._memory[1].address, count, period)
 
     def _free(self) -> None:
         for memory in self._memory:

@@ -30,7 +30,10 @@ from rdmakit.datatypes import (
     ReduceOp,
 )
 
-__all__ = ["block", "count_wrong", "expected", "fill"]
+__all__ = ["SPOILED", "block", "count_wrong", "expected", "fill"]
+
+SPOILED = 0xA5
+"""A byte that no result has everywhere."""
 
 Array = npt.NDArray[Any]
 

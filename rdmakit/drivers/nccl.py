@@ -13,10 +13,12 @@ from rdmakit.datatypes import ReduceOp
 from rdmakit.errors import SetupError, UnsupportedError
 from rdmakit.plan.shape import Kind
 
-__all__ = ["DTYPES", "NcclGroup", "unique_id", "version", "why_not"]
+__all__ = ["DTYPES", "OPERATIONS", "NcclGroup", "unique_id", "version", "why_not"]
 
 DTYPES = ("int8", "uint8", "int32", "int64", "float16", "float32", "float64")
 """Types that NCCL reduces and CuPy's binding names."""
+OPERATIONS = ("SUM", "PROD", "MAX", "MIN")
+"""Operations that CuPy's binding names."""
 _ID_BYTES = 128
 
 
@@ -101,6 +103,8 @@ class NcclGroup:
         nccl = _module()
         if dtype.name not in DTYPES:
             raise UnsupportedError(f"NCCL through CuPy has no {dtype.name}")
+        if op.name not in OPERATIONS:
+            raise UnsupportedError(f"NCCL through CuPy has no {op.name}")
         kind_of = getattr(nccl, f"NCCL_{dtype.name.upper()}")
         how = getattr(nccl, f"NCCL_{op.name}")
         if kind is Kind.ALLREDUCE:

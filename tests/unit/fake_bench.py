@@ -89,6 +89,7 @@ class Nccl:
     """:mod:`rdmakit.drivers.nccl`: one rank's module; all ranks share ``_worlds``."""
 
     DTYPES = ("float32", "float64", "int32", "int64", "float16")
+    OPERATIONS = ("SUM", "PROD", "MAX", "MIN")
     _worlds: ClassVar[dict[bytes, list[MemoryBootstrap]]] = {}
     _lock = threading.Lock()
 

@@ -1,4 +1,4 @@
-"""GPU memory through pinned slots: order, reuse of slots, any sizes."""
+"""GPU memory through pinned slots (order, reuse, any sizes), and its values."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rdmakit.bench import staged
+from rdmakit.bench import gpu_values, staged, values
 from rdmakit.bench.staged import In, Out, SharedSlots
 from rdmakit.memory import MemoryBootstrap, MemoryWindow, run_threads
 from tests.unit.fake_bench import BenchDoor
@@ -96,3 +96,28 @@ def test_a_slot_is_not_filled_before_it_is_free() -> None:
     for _ in range(50):
         assert not request.done()
     assert carrier.given == staged.SLOTS
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    count=st.integers(1, 9000),
+    start=st.integers(0, 600),
+    dtype=st.sampled_from(["float16", "float32", "int64"]),
+    bad=st.integers(0, 8999),
+)
+def test_values_in_gpu_memory_by_the_piece(count: int, start: int, dtype: str, bad: int) -> None:
+    """As the same values in one host array; an element that differs is found wherever it is."""
+    door, kind = BenchDoor("GPU-0"), np.dtype(dtype)
+    period = values.block(3, kind)
+    memory = door.DeviceMemory(count * kind.itemsize)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gpu_values, "_PIECE", 1000)
+        gpu_values.fill(door, memory.address, memory.nbytes, np.roll(period, -start))
+        want = np.empty(count, kind)
+        values.fill(want, 3, start=start)
+        got = memory.bytes[: memory.nbytes].view(kind)
+        np.testing.assert_array_equal(got, want)
+        assert gpu_values.count_wrong(door, memory.address, count, period, start) == 0
+        got[bad % count] += 1
+        assert gpu_values.count_wrong(door, memory.address, count, period, start) == 1
+    memory.close()
