@@ -65,21 +65,26 @@ def waiter_of(rank: int, host: str, config: Config, on_node: int, hosts: Sequenc
     return Waiter(rank, host, config.timeout, spins)
 
 
-def routes(parts: Parts, rank: int, other: Channel | None) -> list[Mail]:
+def routes(parts: Parts, rank: int, other: Channel | None) -> tuple[list[Mail], int]:
     """Return what carries messages to each rank: MPI in the node, the channel between nodes.
 
     Args:
         parts: the communicator's.
         rank: this rank.
         other: carries them where there is neither (ranks that are threads).
+
+    Returns:
+        For each rank its way; and how many tags all of them have, the same on all ranks.
     """
     bootstrap, layout, channel = parts.bootstraps[0], parts.layout, parts.channel
     if not isinstance(bootstrap, MpiBootstrap):
         carries = cast(TaggedChannel, channel or other)
-        return [ChannelMail(carries, parts.number, parts.channel_ranks)] * layout.size
+        mail = ChannelMail(carries, parts.number, parts.channel_ranks)
+        return [mail] * layout.size, mail.tags
     local = MpiMail(bootstrap.comm)
     if channel is None or isinstance(channel, MpiChannel):
-        return [local] * layout.size
+        return [local] * layout.size, local.tags
     between = ChannelMail(cast(TaggedChannel, channel), parts.number, parts.channel_ranks)
     here = layout.node_of(rank)
-    return [local if layout.node_of(r) == here else between for r in range(layout.size)]
+    ways: list[Mail] = [local if layout.node_of(r) == here else between for r in range(layout.size)]
+    return ways, min(local.tags, between.tags)

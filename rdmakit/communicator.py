@@ -171,7 +171,7 @@ class Communicator(Collectives, PointToPoint, Splits):
         if channel is not None:
             waiter.check_peers = channel.check_peers
         for control in parts.bootstraps:
-            if isinstance(control, MpiBootstrap) and channel is not None:
+            if isinstance(control, MpiBootstrap) and not (channel is None and engine.threaded):
                 control.meanwhile = engine.poke
         family = Family(engine, channel, job.families)
         mpi = [getattr(control, "comm", None) for control in parts.bootstraps]
@@ -213,7 +213,7 @@ class Communicator(Collectives, PointToPoint, Splits):
             label="rail ",
             family=family,
         )
-        family.mailbox = self._mailbox = Mailbox(rank, routes(parts, rank, job.channel))
+        family.mailbox = self._mailbox = Mailbox(rank, *routes(parts, rank, job.channel))
         self._gpus = DeviceSide(bootstrap, node_boot, waiter, engine, job.gpu)
         if job.virtual:
             self._gpus.crowd = max(map(self.hosts.count, self.hosts))

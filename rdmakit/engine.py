@@ -34,16 +34,20 @@ class Pending:
     Attributes:
         done: whether it is complete, well or not. Reading it moves nothing.
         error: what went wrong.
-        label: names it in errors.
         keep: its arrays, until it is done.
     """
 
-    def __init__(self, label: str, keep: object) -> None:
-        self.label, self.keep = label, keep
+    def __init__(self, label: str | Callable[[], str], keep: object) -> None:
+        self._label, self.keep = label, keep
         self.done = False
         self.error: BaseException | None = None
         self.moves = 0
         """Counts what moves it, so that a wait sees that its time begins anew."""
+
+    @property
+    def label(self) -> str:
+        """What names it in errors."""
+        return self._label if isinstance(self._label, str) else self._label()
 
     def end(self, error: BaseException | None = None) -> None:
         """Complete it. The arrays are let go."""
@@ -88,7 +92,8 @@ class Engine:
     def _renew(self) -> None:
         lock = threading.Lock()
         self._acquire, self._release = lock.acquire, lock.release
-        self._owner, self._depth, self._wanted = 0, 0, 0
+        self._owner, self._depth = 0, 0
+        self._wanted: set[int] = set()
         self._waits = 0
         self._thread: threading.Thread | None = None
         self._wake, self._parked, self._stopping = threading.Event(), False, False
@@ -102,11 +107,11 @@ class Engine:
             self._depth += 1
             return
         if not self._acquire(False):
-            self._wanted += 1
+            self._wanted.add(me)  # a set: it is changed without the lock
             try:
                 self._acquire()
             finally:
-                self._wanted -= 1
+                self._wanted.discard(me)
         self._owner = me
 
     def leave(self) -> None:

@@ -9,7 +9,7 @@ is too short knows how long the message is.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -17,10 +17,12 @@ from rdmakit.engine import Pending
 from rdmakit.errors import MessageTruncated
 from rdmakit.protocols import Arrived, Bytes, Mail, Request
 
-__all__ = ["ANY", "Mailbox", "Transfer"]
+__all__ = ["ANY", "TAG_UB", "Mailbox", "Transfer"]
 
 ANY = -1
 """Of a receive: any source, any tag."""
+TAG_UB = (1 << 28) - 1
+"""Largest tag of the user's, where MPI's own is not smaller."""
 _EAGER = 64 << 10
 """Bytes up to which a message to oneself is copied, so that its send is complete at once."""
 
@@ -35,7 +37,9 @@ class Transfer(Pending):
         cancelled: whether it was taken back.
     """
 
-    def __init__(self, label: str, keep: object, source: int = ANY, tag: int = ANY) -> None:
+    def __init__(
+        self, label: str | Callable[[], str], keep: object, source: int = ANY, tag: int = ANY
+    ) -> None:
         super().__init__(label, keep)
         self.source, self.tag, self.nbytes, self.cancelled = source, tag, 0, False
 
@@ -59,7 +63,7 @@ def _fits(source: int, tag: int, message: Arrived) -> bool:
 class _Own:
     """Messages of this rank to itself. See :class:`rdmakit.protocols.Mail`."""
 
-    tags = 1 << 62
+    tags = TAG_UB + 1
 
     def __init__(self, rank: int) -> None:
         self._rank, self._there = rank, deque[Arrived]()
@@ -99,19 +103,20 @@ class Mailbox:
         tags: the user's tags are below this.
     """
 
-    def __init__(self, rank: int, routes: Sequence[Mail]) -> None:
+    def __init__(self, rank: int, routes: Sequence[Mail], tags: int) -> None:
         """Make it. Local.
 
         Args:
             rank: this rank.
             routes: what carries messages to each rank; this one's own entry is not used.
+            tags: what carries them has tags below this, on every rank.
         """
         self.rank = rank
         self._own = _Own(rank)
         self._routes: list[Mail] = list(routes)
         self._routes[rank] = self._own
         self._ways: tuple[Mail, ...] = tuple(dict.fromkeys(self._routes))
-        self.tags = min(way.tags for way in self._ways)
+        self.tags = min(TAG_UB + 1, tags)
         self._receives: list[_Receive] = []
         self._messages: list[tuple[Mail, Arrived]] = []
         self._moving: list[tuple[Request, Transfer, Mail]] = []

@@ -10,16 +10,13 @@ from rdmakit.buffer import Buffer, as_buffer, bytes_at
 from rdmakit.datatypes import MemoryKind
 from rdmakit.errors import InvalidArgument, TransportError, UnsupportedError
 from rdmakit.group import Group
-from rdmakit.mailbox import ANY, Mailbox
+from rdmakit.mailbox import ANY, TAG_UB, Mailbox
 from rdmakit.operation import Persistent
 from rdmakit.process.phase import current
 from rdmakit.protocols import Arrived
 from rdmakit.request import ANY_SOURCE, ANY_TAG, PROC_NULL, Request, Special, check_timeout, fill
 
 __all__ = ["TAG_UB", "PointToPoint"]
-
-TAG_UB = (1 << 28) - 1
-"""Largest tag, where MPI's own is not smaller: see :attr:`PointToPoint.tag_ub`."""
 
 
 class PointToPoint(Group):
@@ -39,8 +36,8 @@ class PointToPoint(Group):
 
     @property
     def tag_ub(self) -> int:
-        """Largest tag that messages may have."""
-        return min(TAG_UB, self._mailbox.tags - 1)
+        """Largest tag that messages may have: TAG_UB, unless MPI's own is smaller."""
+        return self._mailbox.tags - 1
 
     # -- that block ---------------------------------------------------------------------------
 
@@ -214,7 +211,7 @@ class PointToPoint(Group):
         request = Request(
             self._state,
             self._waiter,
-            f"{self.label}send to rank {peer} (tag {tag}, {what.nbytes} bytes)",
+            lambda: f"send to rank {peer} (tag {tag}, {what.nbytes} bytes)",
             buf,
             kind="send",
             nbytes=what.nbytes,
@@ -232,7 +229,7 @@ class PointToPoint(Group):
         request = Request(
             self._state,
             self._waiter,
-            f"{self.label}receive from {_from(*wanted)} ({what.nbytes} bytes)",
+            lambda: f"receive from {_from(*wanted)} ({what.nbytes} bytes)",
             buf,
             kind="receive",
             nbytes=what.nbytes,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -138,7 +138,7 @@ class Request(Transfer):
         self,
         family: Family,
         waiter: Waiter,
-        label: str,
+        label: str | Callable[[], str],
         keep: object,
         *,
         kind: Literal["collective", "send", "receive"] = "collective",

@@ -1,0 +1,202 @@
+"""The engine: its lock, its thread, what it moves; and requests that belong to several engines."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+
+from rdmakit.engine import Engine, Pending
+from rdmakit.errors import CommunicatorClosed, TransferTimeout
+from rdmakit.family import Family, Poll, Work
+from rdmakit.request import UNDEFINED, Request
+from rdmakit.waiting import Waiter
+
+
+def waiter(engine: Engine, timeout: float = 5.0) -> Waiter:
+    made = Waiter(0, "here", timeout, 2)
+    made.rest, made.progress = engine.rest, engine.poke
+    return made
+
+
+class Counts:
+    """Busy until it was moved so many times."""
+
+    def __init__(self, left: int) -> None:
+        self.left, self.threads, self.looked = left, set[str](), 0
+
+    @property
+    def busy(self) -> bool:
+        return self.left > 0
+
+    def advance(self) -> bool:
+        self.threads.add(threading.current_thread().name)
+        self.left -= 1
+        return True
+
+    def look(self) -> None:
+        self.looked += 1
+
+
+def until(ready: Callable[[], bool], seconds: float = 20.0) -> None:
+    end = time.monotonic() + seconds
+    while not ready():
+        assert time.monotonic() < end
+        time.sleep(0.002)
+
+
+def progress_threads() -> list[threading.Thread]:
+    return [t for t in threading.enumerate() if t.name == "rdmakit-progress"]
+
+
+def test_the_thread_moves_what_is_added_and_then_sleeps() -> None:
+    engine = Engine()
+    assert engine._thread is None, "no thread before there is something for it"
+    for left in (5, 300):
+        source = Counts(left)
+        with engine.held():
+            engine.add(source, background=True)
+        until(lambda source=source: not source.busy)  # type: ignore[misc]
+        assert source.threads == {"rdmakit-progress"}
+        until(lambda: engine._parked and not engine.active)
+    thread = engine._thread
+    engine.stop()
+    assert thread is not None
+    assert not thread.is_alive()
+    source = Counts(3)
+    with engine.held():
+        engine.add(source, background=True)  # another one
+    until(lambda: not source.busy)
+    engine.stop()
+
+
+def test_no_thread_for_what_somebody_waits_for() -> None:
+    engine, source = Engine(), Counts(50)
+    with engine.held():
+        engine.add(source, background=False)
+    assert engine._thread is None
+    engine.wait(lambda: not source.busy, waiter(engine), lambda: "counting")
+    assert source.threads == {threading.current_thread().name}
+    assert not engine.active
+
+
+def test_the_last_user_ends_the_thread() -> None:
+    engine = Engine()
+    engine.join()
+    engine.join()
+    with engine.held():
+        engine.add(Counts(1), background=True)
+    engine.part()
+    assert engine._thread is not None
+    engine.part()
+    assert engine._thread is None
+
+
+def test_the_lock_can_be_taken_again_and_rest_lets_others_in() -> None:
+    engine = Engine()
+    seen: list[str] = []
+
+    def other() -> None:
+        with engine.held():
+            seen.append("other")
+
+    with engine.held(), engine.held():
+        thread = threading.Thread(target=other)
+        thread.start()
+        time.sleep(0.02)
+        assert not seen
+        end = time.monotonic() + 10
+        while not seen:
+            engine.rest(0.001)
+            assert time.monotonic() < end
+        assert engine._owner == threading.get_ident()
+    thread.join(10)
+    assert engine._acquire(False), "it was given back as often as it was taken"
+    engine._release()
+
+
+def test_rest_moves_the_others() -> None:
+    engine, source = Engine(), Counts(3)
+    engine.active.append(source)
+    for _ in range(3):
+        engine.rest(0)
+    assert not source.busy
+    with engine.held():
+        engine.active.append(Counts(1))
+        engine.rest(0)
+        assert not engine.active
+
+
+def test_a_wait_has_a_deadline_that_begins_anew_when_something_moves() -> None:
+    engine, turn = Engine(), [0]
+    began = time.monotonic()
+
+    def ready() -> bool:
+        turn[0] = min(int((time.monotonic() - began) / 0.1), 6)
+        return False
+
+    with pytest.raises(TransferTimeout, match=r"nothing came after .* \(limit 0\.25 s\)"):
+        engine.wait(ready, waiter(engine), lambda: "nothing came", lambda: turn[0], 0.25)
+    assert time.monotonic() - began > 0.8
+    engine.enter()
+    engine.leave()
+
+
+def test_a_pending_ends_once() -> None:
+    pending = Pending(lambda: "late text", [1, 2])
+    assert pending.label == "late text"
+    pending.end(ValueError("first"))
+    pending.end()
+    assert pending.done
+    assert isinstance(pending.error, ValueError)
+    assert pending.keep is None
+
+
+def test_works_run_in_order_and_fail_together() -> None:
+    family = Family()
+    family.engine.threaded = False
+    told: list[str] = []
+    gates = {"a": False, "b": False}
+
+    def work(name: str) -> Request:
+        def begin() -> Poll:
+            told.append(name)
+            return Poll(lambda: gates[name], name)
+
+        request = Request(family, waiter(family.engine, 0.2), name, None)
+        family.submit(Work(request, lambda: None, begin))
+        return request
+
+    a, b = work("a"), work("b")
+    assert told == ["a"]
+    assert not b.Test()
+    gates["a"] = True
+    assert a.Test()
+    assert told == ["a", "b"]
+    c = work("a")
+    gates["a"] = False
+    with pytest.raises(TransferTimeout, match="b: waiting for the other ranks"):
+        b.Wait()
+    with pytest.raises(CommunicatorClosed, match="unusable: TransferTimeout"):
+        c.Wait()
+    assert not family.busy
+
+
+def test_waits_for_requests_of_several_engines() -> None:
+    families = [Family(), Family()]
+    gates = [False, False]
+    requests = []
+    for index, family in enumerate(families):
+        family.engine.threaded = False
+        request = Request(family, waiter(family.engine), f"{index}", None)
+        poll = Poll(lambda index=index: gates[index], f"{index}")  # type: ignore[misc]
+        family.submit(Work(request, lambda poll=poll: poll))  # type: ignore[misc]
+        requests.append(request)
+    gates[1] = True
+    assert Request.Waitany(requests) == 1
+    assert not Request.Testall(requests)
+    gates[0] = True
+    assert Request.Waitall(requests)
+    assert Request.Waitany(requests) == UNDEFINED
