@@ -442,36 +442,43 @@ def test_streams() -> None:
     assert [stream.owner for stream in held[2:]] == streams[2:]
 
 
-@pytest.mark.parametrize("sizes", [[1], [3], [2, 2], [1, 1]], ids=str)
+@pytest.mark.parametrize("way", ["kernels", "steps", "direct"])
+@pytest.mark.parametrize("sizes", [[1], [3], [2, 2], [1, 1], [2, 1]], ids=str)
 @pytest.mark.parametrize("check", [False, True])
-def test_calls_that_do_not_block(sizes: list[int], check: bool) -> None:
-    """Inside a node, in the order of the stream; through host memory they are refused."""
+def test_calls_that_do_not_block(sizes: list[int], check: bool, way: str) -> None:
+    """In the order of the calls, of the node and of all, with calls on host arrays between."""
 
     def body(comm: Communicator) -> None:
-        if len(sizes) > 1:
-            x = Array(np.ones(5, "float32"))
-            with pytest.raises(UnsupportedError, match="host has to wait"):
-                comm.Iallreduce(x, x)
-        group = comm if len(sizes) == 1 else comm.node
-        for count in (1, 3000):
-            data = inputs(group.size, count, "float32")
-            x, y = Array(data[group.rank].copy()), Array(np.zeros(count, "float32"))
-            request = group.Iallreduce(x, y)
-            spread = group.Ibcast(y, 0)
-            host = np.ones(4)
-            group.Allreduce(host, host)
-            assert request.Wait()
-            assert spread.Wait()
-            np.testing.assert_array_equal(y.array, np.sum(data, axis=0))
-            assert (host == group.size).all()
-            run = group.bind(Kind.ALLREDUCE, x, y)
-            y.array[:] = 0
-            run.Start()
-            run.Wait()
-            np.testing.assert_array_equal(y.array, np.sum(data, axis=0))
+        for group in (comm, comm.node):
+            for count in (1, 3000):
+                data = inputs(group.size, count, "float32")
+                x, y = Array(data[group.rank].copy()), Array(np.zeros(count, "float32"))
+                request = group.Iallreduce(x, y)
+                spread = group.Ibcast(y, 0)
+                host = np.ones(4)
+                group.Allreduce(host, host)
+                assert request.Wait()
+                assert spread.Wait()
+                np.testing.assert_array_equal(y.array, np.sum(data, axis=0))
+                assert (host == group.size).all()
+                run = group.bind(Kind.ALLREDUCE, x, y)
+                y.array[:] = 0
+                run.Start()
+                run.Wait()
+                np.testing.assert_array_equal(y.array, np.sum(data, axis=0))
         comm.Barrier()
 
-    with_gpus(sizes, body, check=check)
+    with_gpus(sizes, body, check=check, **WAYS[way])
+
+
+def test_calls_that_do_not_block_through_host_memory_are_refused() -> None:
+    def body(comm: Communicator) -> None:
+        x = Array(np.ones(5, "float32"))
+        with pytest.raises(UnsupportedError, match="host has to wait"):
+            comm.Iallreduce(x, x)
+        comm.Allreduce(x, x)
+
+    with_gpus([2, 2], body, denied=True)
 
 
 def test_an_error_of_the_gpu_is_told_by_the_request() -> None:

@@ -20,6 +20,7 @@ from rdmakit.bench.summary import summarize
 from rdmakit.bench.ucx_pair import parse_perftest
 from rdmakit.communicator import Communicator
 from rdmakit.config import Config
+from rdmakit.datatypes import SUM
 from rdmakit.errors import SetupError
 from rdmakit.layout import RankLayout
 from rdmakit.memory import MemoryBootstrap, MemoryChannel, MemoryWindow, run_threads
@@ -233,10 +234,9 @@ def test_half_precision_and_mpi_is_one_row_that_says_so(monkeypatch: pytest.Monk
         _mpi = object()
 
     class Session:
-        class dtype:
-            name = "float16"
+        dtype, op = np.dtype("float16"), SUM
 
-    assert mpi_ways.why_no_mpi(Session(), Comm()) == "MPI has no float16"  # type: ignore[arg-type]
+    assert mpi_ways.why_no_mpi(Session(), Comm()) == "MPI has no type for float16"  # type: ignore[arg-type]
     Session.dtype.name = "float32"
     assert not mpi_ways.why_no_mpi(Session(), Comm())  # type: ignore[arg-type]
 
