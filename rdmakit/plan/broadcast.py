@@ -78,9 +78,7 @@ class _Broadcast:
             if self.owners[shard] == self.rank:
                 group = [self.layout.owner(node, shard) for node in self.order]
                 tag = chunk.turn * len(parts) + shard
-                ends += pass_down(
-                    self.b, group, self.branch, buffer.part(at, count), tag, after
-                )
+                ends += pass_down(self.b, group, self.branch, buffer.part(at, count), tag, after)
         return ends
 
     def _previous(self, chunk: _Chunk) -> list[int]:

@@ -105,6 +105,8 @@ class _Allreduce(Sharded):
         parts = split(chunk.size, self.shards)
         for shard in self.mine:
             at, count = parts[shard]
+            if not count:
+                continue
             steps = list(chunk.staged)
             if self.alone:
                 target = Ref(Space.RECV, chunk.start + at, count)

@@ -16,10 +16,10 @@ from rdmakit.plan.broadcast import hierarchical_broadcast
 from rdmakit.plan.formulas import bytes_out_of_node
 from rdmakit.plan.hierarchical import hierarchical_allreduce, hierarchical_reduce, one_shot
 from rdmakit.plan.moves import direct_moves, hierarchical_moves
-from rdmakit.plan.pieces import SLOTS
 from rdmakit.plan.ring_programs import ring
 from rdmakit.plan.scan import hierarchical_scan
 from rdmakit.plan.shape import Call, Kind
+from rdmakit.plan.slots import slot_elements
 from rdmakit.plan.steps import Builder, Copy, Program, Recv, Reduce, Ref, Send, Space, Step
 from rdmakit.plan.tree_programs import tree
 
@@ -109,7 +109,7 @@ def program(algorithm: str, call: Call, rank: int) -> Program:
 
 
 def _why_not_this(algorithm: str, call: Call) -> str:
-    room = call.limits.window // SLOTS
+    room = slot_elements(call.limits)
     if algorithm == "one-shot" and call.layout.size > 1 and call.count > room:
         return f"it holds {room} elements, not {call.count}"
     if algorithm == "tree" and (call.counts or call.recv_at):

@@ -214,7 +214,9 @@ class _Memory:
         """Raise if two steps that need an order have none."""
         for node in self.proof.order:
             step = self.proof.steps[node]
-            if isinstance(step, Copy) and self._place(node, step.dst) == self._place(node, step.src):
+            if isinstance(step, Copy) and self._place(node, step.dst) == self._place(
+                node, step.src
+            ):
                 continue  # of memory to itself: no executor does it
             for ref in _reads(step):
                 for piece in self._pieces(node, ref):

@@ -79,7 +79,8 @@ class Case:
                 try:
                     self.programs.append(program(self.algorithm, call, rank))
                 except UnsupportedError as exc:
-                    assert "window larger" in str(exc) or "it holds" in str(exc), exc
+                    if "window larger" not in str(exc) and "it holds" not in str(exc):
+                        raise
                     refused += 1
             if not refused:
                 break
@@ -137,7 +138,9 @@ def make(
         Kind.ALLGATHER: _moves, Kind.ALLTOALL: _moves,
     }.get(kind, _vectors)  # fmt: skip
     send, recv, want = build(calls, in_place)
-    return Case(algorithm, calls, send, recv, want, not in_place and kind is not Kind.BROADCAST).plan()
+    return Case(
+        algorithm, calls, send, recv, want, not in_place and kind is not Kind.BROADCAST
+    ).plan()
 
 
 def elements(call: Call, source: int, target: int) -> int:
@@ -166,9 +169,7 @@ def _with_holes(call: Call, rank: int, rng: random.Random) -> Call:
     return replace(call, **more)
 
 
-def _vectors(
-    calls: list[Call], in_place: str
-) -> tuple[list[Array], list[Array], list[Array]]:
+def _vectors(calls: list[Call], in_place: str) -> tuple[list[Array], list[Array], list[Array]]:
     call, n, count = calls[0], calls[0].layout.size, calls[0].count
     send = [vector(rank, count) for rank in range(n)]
     recv = [np.full(count, UNSET) for _ in range(n)]
