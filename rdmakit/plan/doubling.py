@@ -1,9 +1,8 @@
-"""Schedules of few rounds for small vectors: recursive doubling and halving, binomial trees.
+"""Schedules of few rounds for small vectors: recursive doubling and halving.
 
 n ranks, S elements, rounds: all-reduce log2(n) (+2 when n is no power of two) with S sent in
 each; reduce-scatter by halving and all-gather by doubling log2(n) with (n-1)/n * S in all, n a
-power of two; binomial broadcast ceil(log2(n)) with S sent to each child. All are messages, so
-every rank must be on a node of its own.
+power of two. All are messages, so every rank must be on a node of its own.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ from collections.abc import Callable, Iterable, Sequence
 from rdmakit.plan.steps import Builder, Ref
 
 __all__ = [
-    "binomial_broadcast",
     "doubling_allgather",
     "doubling_allreduce",
     "doubling_rounds",
@@ -116,28 +114,6 @@ def doubling_allgather(
         ready = [*ready, *sent, *got]
         turn += 1
     return ready
-
-
-def binomial_broadcast(
-    b: Builder, group: Sequence[int], root: int, buffer: Ref, tag: int, after: Iterable[int]
-) -> list[int]:
-    """Send ``buffer`` from index ``root`` of ``group`` to all; one tag."""
-    n = len(group)
-    me = (group.index(b.rank) - root) % n
-    ready = list(after)
-    step = 1
-    while step < n:
-        if me & step:
-            ready = b.recv(group[(me - step + root) % n], buffer, tag, ready)
-            break
-        step <<= 1
-    ends = ready if me else []
-    step >>= 1
-    while step:
-        if me + step < n:
-            ends = [*ends, *b.send(group[(me + step + root) % n], buffer, tag, ready)]
-        step >>= 1
-    return ends or ready
 
 
 def _span(blocks: Sequence[Ref], low: int, high: int) -> Ref:

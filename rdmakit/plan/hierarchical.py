@@ -1,13 +1,11 @@
-"""Node phase, rail phase, node phase: schedules for any ranks on any nodes.
+"""Node phase, rail phase, node phase: all-reduce and reduce for any ranks on any nodes.
 
 Inside a node the window is used (direct reads of the peers' areas, sums in rank order), between
 nodes messages on the rails. With one node only the node phases are left ("direct"), with one
-rank on each node only the rail phase. Chunks go through the phases one behind the other: while
-one chunk is on the rails, the next is reduced in the node.
+rank on each node only the rail phase.
 
-Elements leaving a node with R shards, N nodes, S elements: all-reduce 2(N-1)/N * S (by doubling,
-for small vectors, log2(N) * S); reduce-scatter and all-gather (N-1)/N * S with equal nodes;
-broadcast S, and nothing out of the last node.
+Elements leaving a node with N nodes, S elements: all-reduce 2(N-1)/N * S (by doubling, for small
+vectors, log2(N) * S); reduce S, and nothing out of the root's node.
 """
 
 from __future__ import annotations
@@ -16,18 +14,34 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from rdmakit.plan.doubling import doubling_allreduce, doubling_rounds
+from rdmakit.plan.flow import Buffers
 from rdmakit.plan.links import Link
-from rdmakit.plan.pieces import SLOTS, cut, joined, split
+from rdmakit.plan.pieces import split
 from rdmakit.plan.ring import ring_allreduce
-from rdmakit.plan.shape import Call
-from rdmakit.plan.slots import Slots, chunk_elements
-from rdmakit.plan.steps import DONE, Builder, Program, Ref, Space
+from rdmakit.plan.shape import Call, Kind
+from rdmakit.plan.shards import Chunk, Sharded
+from rdmakit.plan.slots import Slots, chunk_elements, closed
+from rdmakit.plan.steps import Builder, Program, Ref, Space
+from rdmakit.plan.trees import binomial, chain, reduce_up
 
-__all__ = ["hierarchical_allreduce", "one_shot_allreduce"]
+__all__ = ["hierarchical_allreduce", "hierarchical_reduce", "one_shot"]
 
 
 _TAG_TURNS = 64
 """Chunks after which tags come round again: far more than are under way at once."""
+
+
+def hierarchical_allreduce(call: Call, rank: int) -> Program:
+    """Reduce-scatter in the node, all-reduce of each shard on its rail, all-gather in the node."""
+    plan = _Allreduce(call, rank)
+    turns = min(len(plan.chunks), _TAG_TURNS)
+    return plan.program(turns * plan.shards * Rail.tags(len(call.layout.nodes)))
+
+
+def hierarchical_reduce(call: Call, rank: int) -> Program:
+    """Reduce in the node, each shard on its rail towards the root's node, gather there."""
+    plan = _Reduce(call, rank)
+    return plan.program(len(plan.chunks) * plan.shards)
 
 
 @dataclass
@@ -72,117 +86,147 @@ class Rail:
         return ready
 
 
-def hierarchical_allreduce(call: Call, rank: int) -> Program:
-    """Reduce-scatter in the node, all-reduce of each shard on its rail, all-gather in the node."""
-    b, layout = Builder(rank), call.layout
-    node = layout.node_of(rank)
-    peers = layout.nodes[node]
-    shards = layout.shards
-    owners = [layout.owner(node, shard) for shard in range(shards)]
-    mine = [shard for shard in range(shards) if owners[shard] == rank]
-    chunks = cut(call.count, chunk_elements(call))
-    alone, lone_node = len(peers) == 1, len(layout.nodes) == 1
-    slots = Slots(b, peers, chunks[0][1] if chunks else 1)
-    most = -(-slots.elements // shards)
-    rails = {} if lone_node else {shard: Rail(b, call, shard, most) for shard in mine}
-    done: list[list[int]] = []  # of each chunk: when its slot may be used again here
-    open_: dict[int, tuple[list[int], list[int]]] = {}  # chunk: staged, shards ready
+class _Allreduce(Sharded):
+    def __init__(self, call: Call, rank: int) -> None:
+        super().__init__(call, rank, call.layout, chunk_elements(call.limits, call.layout))
+        most = -(-self.longest // self.shards)
+        rails = [] if self.lone_node else self.mine
+        self.rails = {shard: Rail(self.b, call, shard, most) for shard in rails}
 
-    def pieces(turn: int, wanted: Sequence[int]) -> list[tuple[int, int, int]]:
-        """Return (shard, offset in the chunk, count) of ``wanted`` shards."""
-        parts = split(chunks[turn][1], shards)
-        return [(shard, *parts[shard]) for shard in wanted]
-
-    def work(turn: int, offset: int, count: int) -> Ref:
-        if alone:
-            return Ref(Space.RECV, chunks[turn][0] + offset, count)
-        return slots.place(rank, turn % SLOTS, offset, count)
-
-    def stage(turn: int) -> None:
-        start, size = chunks[turn]
-        before = done[turn - SLOTS] if turn >= SLOTS else []
-        if alone:
-            open_[turn] = (
-                b.copy(Ref(Space.RECV, start, size), Ref(Space.SEND, start, size), before),
-                [],
-            )
+    def stage(self, chunk: Chunk) -> None:
+        if not self.alone:
+            super().stage(chunk)
             return
-        waits = [*before, *slots.writable(turn, before)]
-        others = [shard for shard in range(shards) if owners[shard] != rank]
-        copied: list[int] = []
-        for run in joined(
-            [Ref(Space.SEND, start + at, size) for _, at, size in pieces(turn, others)]
-        ):
-            copied += b.copy(work(turn, run.offset - start, run.count), run, waits)
-        copied = copied or waits
-        slots.filled(turn, copied)
-        open_[turn] = (copied, [])
+        send = Ref(Space.SEND, chunk.start, chunk.size)
+        chunk.staged = self.b.copy(Ref(Space.RECV, chunk.start, chunk.size), send, [])
 
-    def reduce(turn: int) -> None:
-        start = chunks[turn][0]
-        staged, ready = open_[turn]
-        waits = [] if alone or not mine else slots.await_filled(turn, staged)
-        for shard, offset, size in pieces(turn, mine):
-            target = work(turn, offset, size)
-            steps = list(staged)
-            if not alone:
-                terms = [
-                    Ref(Space.SEND, start + offset, size)
-                    if peer == rank
-                    else slots.place(peer, turn % SLOTS, offset, size)
-                    for peer in peers
-                ]
-                steps = b.reduce(target, terms, [*staged, *waits])
-            if not lone_node:
-                tag = (turn % _TAG_TURNS * shards + shard) * Rail.tags(len(layout.nodes))
-                steps = rails[shard].allreduce(target, tag, steps)
-            ready += steps
-        if mine and not alone:
-            slots.announce(turn, [*ready, *staged])
+    def reduce(self, chunk: Chunk) -> None:
+        waits = self.await_parts(chunk)
+        parts = split(chunk.size, self.shards)
+        for shard in self.mine:
+            at, count = parts[shard]
+            if not count:
+                continue
+            steps = list(chunk.staged)
+            if self.alone:
+                target = Ref(Space.RECV, chunk.start + at, count)
+            else:
+                target = self.place(chunk, self.rank, at, count)
+                steps = self.b.reduce(target, self.terms(chunk, at, count), [*steps, *waits])
+            if not self.lone_node:
+                tags = Rail.tags(len(self.layout.nodes))
+                tag = (chunk.turn % _TAG_TURNS * self.shards + shard) * tags
+                steps = self.rails[shard].allreduce(target, tag, steps)
+            chunk.ready += steps
+        if self.mine and not self.alone:
+            self.slots.announce(chunk.turn, [*chunk.ready, *chunk.staged])
 
-    def copy_out(turn: int) -> None:
-        start, size = chunks[turn]
-        staged, ready = open_.pop(turn)
-        ends = [*staged, *ready] if alone else []
-        if not alone:
-            parts = pieces(turn, range(shards))
-            for owner in sorted(set(owners), key=owners.index):
-                waits = slots.await_announced(turn, [owner], staged)
-                held = [part for part in parts if owners[part[0]] == owner]
-                at, size = held[0][1], sum(part[2] for part in held)
-                # Behind this rank's own reads of the same elements: the arrays may be one.
-                ends += b.copy(
-                    Ref(Space.RECV, start + at, size),
-                    slots.place(owner, turn % SLOTS, at, size),
-                    [*waits, *(ready if owner == rank else staged)],
-                )
-            slots.finish(turn, len(chunks), ends)
-        done.append(ends)
-
-    for turn in range(len(chunks) + 2):
-        if turn >= 2:
-            copy_out(turn - 2)
-        if turn < len(chunks):
-            stage(turn)
-        if 1 <= turn <= len(chunks):
-            reduce(turn - 1)
-    if not alone and chunks:
-        b.post(DONE, len(chunks), [step for ends in done[-SLOTS:] for step in ends])
-    turns = min(len(chunks), _TAG_TURNS)
-    return b.build(len(chunks), turns * shards * Rail.tags(len(layout.nodes)))
+    def deliver(self, chunk: Chunk) -> None:
+        if self.alone:
+            chunk.ends = [*chunk.staged, *chunk.ready]
+            return
+        for owner in self.sources:
+            at, count = self.held(chunk, owner)
+            waits = self.slots.await_announced(chunk.turn, [owner], chunk.staged)
+            # Behind this rank's own reads of the same elements: the arrays may be one.
+            waits += chunk.ready if owner == self.rank else chunk.staged
+            result = Ref(Space.RECV, chunk.start + at, count)
+            chunk.ends += self.b.copy(result, self.place(chunk, owner, at, count), waits)
+        self.slots.finish(chunk.turn, len(self.chunks), chunk.ends)
 
 
-def one_shot_allreduce(call: Call, rank: int) -> Program:
-    """One node, small vector: every rank reads and reduces all areas itself, in rank order."""
+class _Reduce(Sharded):
+    """Sums go in the order of nodes from the root's on, by a chain or, small ones, a tree."""
+
+    def __init__(self, call: Call, rank: int) -> None:
+        super().__init__(call, rank, call.layout, chunk_elements(call.limits, call.layout))
+        nodes = len(self.layout.nodes)
+        self.home = self.layout.node_of(call.root)
+        self.order = [(self.home + i) % nodes for i in range(nodes)]
+        at = self.order.index(self.node)
+        self.branch = (binomial if call.few_rounds else chain)(nodes, at)
+        most = -(-self.longest // self.shards)
+        self._tmp = {
+            (shard, parity): [self.b.private(most) for _ in self.branch.children]
+            for shard in self.mine
+            for parity in range(2)
+        }
+        self._sums = Buffers(self.b, most)
+
+    def reduce(self, chunk: Chunk) -> None:
+        waits = [*chunk.staged, *self.await_parts(chunk)]
+        parts = split(chunk.size, self.shards)
+        for shard in self.mine:
+            if not parts[shard][1]:
+                continue
+            part, result, steps = self._in_node(chunk, *parts[shard], waits)
+            chunk.reads += steps
+            if self.lone_node:
+                chunk.ready += steps
+            elif self.alone and self.rank != self.call.root and self.branch.children:
+                result, free = self._sums.take(part.count)
+                self._sums.release(self._on_rail(chunk, shard, part, result, [*steps, *free]))
+            else:
+                self._on_rail(chunk, shard, part, result, steps)
+        if not self.alone:
+            chunk.ends += [*chunk.reads, *chunk.staged]
+            if self.mine and self.node == self.home and self.rank != self.call.root:
+                self.slots.announce(chunk.turn, [*chunk.ready, *chunk.staged])
+
+    def _in_node(
+        self, chunk: Chunk, at: int, count: int, waits: list[int]
+    ) -> tuple[Ref, Ref, list[int]]:
+        """Reduce a shard in the node; return it, where its total goes, and what to wait for."""
+        result = Ref(Space.RECV, chunk.start + at, count)
+        if self.alone:
+            return Ref(Space.SEND, chunk.start + at, count), result, waits
+        part = self.place(chunk, self.rank, at, count)
+        if self.rank != self.call.root:
+            result = part
+        elif self.lone_node:
+            part = result
+        return part, result, self.b.reduce(part, self.terms(chunk, at, count), waits)
+
+    def _on_rail(
+        self, chunk: Chunk, shard: int, part: Ref, into: Ref, after: list[int]
+    ) -> list[int]:
+        group = [self.layout.owner(node, shard) for node in self.order]
+        tag = chunk.turn * self.shards + shard
+        tmp = self._tmp[shard, chunk.turn % 2]
+        free = self.chunks[chunk.turn - 2].ready if chunk.turn >= 2 else []
+        ready, ends = reduce_up(self.b, group, self.branch, part, into, tmp, tag, after, free)
+        chunk.ready += ready
+        chunk.ends += ends
+        return ends
+
+    def deliver(self, chunk: Chunk) -> None:
+        if self.alone:
+            return
+        if self.rank == self.call.root:
+            for owner in self.sources:
+                if owner == self.rank:
+                    continue
+                at, count = self.held(chunk, owner)
+                waits = self.slots.await_announced(chunk.turn, [owner], chunk.staged)
+                # Behind the own reads of the same elements: the arrays may be one.
+                result, waits = Ref(Space.RECV, chunk.start + at, count), [*waits, *chunk.staged]
+                place = self.place(chunk, owner, at, count)
+                chunk.reads += self.b.copy(result, place, waits)
+            chunk.ends += chunk.reads
+        self.slots.finish(chunk.turn, len(self.chunks), chunk.reads or chunk.staged)
+
+
+def one_shot(call: Call, rank: int) -> Program:
+    """One node, small vector: who wants the result reads and reduces all areas, in rank order."""
     b, peers = Builder(rank), call.layout.nodes[0]
     slots = Slots(b, peers, max(1, call.count))
+    if not call.count:
+        return closed(b, call.layout, 0, 0)
     vector = Ref(Space.SEND, 0, call.count)
-    if call.count and len(peers) > 1:
-        copied = b.copy(slots.place(rank, 0, 0, call.count), vector, slots.writable(0))
-        slots.filled(0, copied)
+    copied = b.copy(slots.place(rank, 0, 0, call.count), vector, slots.writable(0))
+    slots.filled(0, copied)
+    if call.kind is Kind.ALLREDUCE or rank == call.root:
         terms = [slots.place(peer, 0, 0, call.count) for peer in peers]
-        ends = b.reduce(Ref(Space.RECV, 0, call.count), terms, [*slots.await_filled(0), *copied])
-        b.post(DONE, 1, ends)
-        return b.build(1)
-    b.copy(Ref(Space.RECV, 0, call.count), vector)
-    return b.build()
+        waits = [*slots.await_filled(0, peers), *copied]
+        b.reduce(Ref(Space.RECV, 0, call.count), terms, waits)
+    return closed(b, call.layout, 1, 0)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
+from rdmakit.errors import UnsupportedError
 from rdmakit.plan.steps import Ref
 
 __all__ = [
@@ -15,12 +16,17 @@ __all__ = [
     "free",
     "full",
     "joined",
+    "piece",
     "reduced",
     "split",
+    "turns_for",
 ]
 
 SLOTS = 3
 """Chunks of one vector that a window holds at once: one being filled, one reduced, one read."""
+
+_LEAST_PIECE = 4
+"""Elements of a block's piece, if the window has room for them."""
 
 LANE_FULL = 1
 """Ring link inside a node: the sender's count of filled places."""
@@ -47,13 +53,13 @@ def free(slot: int) -> int:
 
 def split(count: int, parts: int) -> list[tuple[int, int]]:
     """Divide ``count`` elements into ``parts`` (offset, count); sizes differ by at most one."""
+    return [piece(count, parts, index) for index in range(parts)]
+
+
+def piece(count: int, parts: int, index: int) -> tuple[int, int]:
+    """Return (offset, count) of one of the ``parts`` that :func:`split` makes."""
     base, more = divmod(count, parts)
-    pieces, offset = [], 0
-    for part in range(parts):
-        size = base + (part < more)
-        pieces.append((offset, size))
-        offset += size
-    return pieces
+    return index * base + min(index, more), base + (index < more)
 
 
 def cut(count: int, limit: int) -> list[tuple[int, int]]:
@@ -61,6 +67,27 @@ def cut(count: int, limit: int) -> list[tuple[int, int]]:
     if limit < 1:
         raise ValueError(f"limit {limit} leaves no room for an element")
     return split(count, -(-count // limit)) if count else []
+
+
+def turns_for(counts: Iterable[int], wish: int, slot: int) -> int:
+    """Return into how many pieces to cut blocks so that a chunk has one piece of each.
+
+    A chunk has ``wish`` elements, but more where pieces would be too short, up to ``slot``.
+
+    Raises:
+        UnsupportedError: the slot has no room for one element of each block.
+    """
+    blocks = [count for count in counts if count]
+    room = max(wish, min(slot, _LEAST_PIECE * len(blocks)))
+    if len(blocks) > room:
+        raise UnsupportedError(
+            f"a window slot of {slot} elements has no room for one of each of {len(blocks)} "
+            "blocks: make the window larger"
+        )
+    # The sum of ceil(c/t) is at most len + (total - len)/t.
+    over, spare = sum(blocks) - len(blocks), room - len(blocks)
+    most = max(blocks, default=0)
+    return min(most, max(1, -(-over // spare))) if spare else most
 
 
 def joined(refs: Sequence[Ref]) -> list[Ref]:

@@ -164,15 +164,11 @@ class Builder:
 
     def copy(self, dst: Ref, src: Ref, after: Iterable[int] = ()) -> list[int]:
         """Append a copy; empty ones are left out. Return what later steps should wait for."""
-        after = list(after)
-        return [self.add(Copy(dst, src), after)] if dst.count else after
+        return [self.add(Copy(dst, src), after)] if dst.count else sorted(set(after))
 
     def reduce(self, dst: Ref, srcs: Sequence[Ref], after: Iterable[int] = ()) -> list[int]:
         """Append a reduction; empty ones are left out, of one source a copy is made."""
-        after = list(after)
-        if not dst.count:
-            return after
-        if len(srcs) == 1:
+        if len(srcs) == 1 or not dst.count:
             return self.copy(dst, srcs[0], after)
         return [self.add(Reduce(dst, tuple(srcs)), after)]
 
@@ -197,13 +193,11 @@ class Builder:
 
     def send(self, peer: int, src: Ref, tag: int, after: Iterable[int] = ()) -> list[int]:
         """Append a message to ``peer``; empty ones are left out on both sides."""
-        after = list(after)
-        return [self.add(Send(peer, src, tag), after)] if src.count else after
+        return [self.add(Send(peer, src, tag), after)] if src.count else sorted(set(after))
 
     def recv(self, peer: int, dst: Ref, tag: int, after: Iterable[int] = ()) -> list[int]:
         """Append a message from ``peer``; empty ones are left out on both sides."""
-        after = list(after)
-        return [self.add(Recv(peer, dst, tag), after)] if dst.count else after
+        return [self.add(Recv(peer, dst, tag), after)] if dst.count else sorted(set(after))
 
     def private(self, count: int) -> Ref:
         """Return ``count`` new elements of scratch."""

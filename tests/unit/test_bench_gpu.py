@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from rdmakit.bench import mpi_ways, p2p, staged, ucx_pair
