@@ -62,6 +62,8 @@ class ReduceOp(enum.Enum):
     NaN are NaN, SUM of bool is a logical or and PROD of it an and.
     """
 
+    __hash__ = object.__hash__  # members are singletons; Enum hashes their names in Python
+
     SUM = "sum"
     PROD = "prod"
     MIN = "min"

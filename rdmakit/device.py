@@ -140,23 +140,42 @@ class DeviceGroup:
         if send.stream or recv.stream:
             side.follow(number, (send, recv))
 
-        def contiguous(send: Buffer, recv: Buffer) -> None:
+        if send.strided is None and recv.strided is None:
             if self._node is not None:
                 self._node.run(kind, send, recv, op, root, stream)
-            elif self._staging is not None:
-                self._staging.run(kind, send, recv, op, root, stream, whole, rail)
-            elif self._stepped is not None:
-                if op in _FRAMED and kind in _REDUCES:
-                    self._through_host().run(kind, send, recv, op, root, stream, whole, rail)
-                else:
-                    self._stepped.run(kind, send, recv, op, root, number)
-            elif send.address != recv.address:  # alone
-                side.gpu.door.copy_async(recv.address, send.address, recv.nbytes, number)
-
-        if send.strided is None and recv.strided is None:
-            contiguous(send, recv)
+            else:
+                self._contiguous(kind, send, recv, op, root, stream, whole, rail)
             return
-        side.packing.run(send, recv, number, contiguous, **moved(kind, self.rank, root))
+
+        def call(send: Buffer, recv: Buffer) -> None:
+            self._contiguous(kind, send, recv, op, root, stream, whole, rail)
+
+        side.packing.run(send, recv, number, call, **moved(kind, self.rank, root))
+
+    def _contiguous(
+        self,
+        kind: Kind,
+        send: Buffer,
+        recv: Buffer,
+        op: ReduceOp,
+        root: int,
+        stream: Any,
+        whole: HostCall,
+        rail: HostCall | None,
+    ) -> None:
+        """Do it on arrays without gaps."""
+        number: int = stream.ptr
+        if self._node is not None:
+            self._node.run(kind, send, recv, op, root, stream)
+        elif self._staging is not None:
+            self._staging.run(kind, send, recv, op, root, stream, whole, rail)
+        elif self._stepped is not None:
+            if op in _FRAMED and kind in _REDUCES:
+                self._through_host().run(kind, send, recv, op, root, stream, whole, rail)
+            else:
+                self._stepped.run(kind, send, recv, op, root, number)
+        elif send.address != recv.address:  # alone
+            self._side.gpu.door.copy_async(recv.address, send.address, recv.nbytes, number)
 
     def _through_host(self) -> Staging:
         """Return the way of what the steps do not do: a frame around the whole. Local."""

@@ -17,6 +17,8 @@ __all__ = ["Call", "Kind", "Limits"]
 class Kind(enum.Enum):
     """The collectives that have planners; those in blocks serve MPI's v-calls too."""
 
+    __hash__ = object.__hash__  # members are singletons; Enum hashes their names in Python
+
     ALLREDUCE = "allreduce"
     REDUCE_SCATTER = "reduce_scatter"
     ALLGATHER = "allgather"
