@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import rdmakit
-from rdmakit import MAX, SUM, InvalidArgument, Kind, ReduceOp, UnsupportedError
+from rdmakit import MAX, MIN, PROD, SUM, InvalidArgument, Kind, UnsupportedError
 from tests.gpu.programs.job import (
     COMM,
     DEVICES,
@@ -33,7 +33,7 @@ def types(which: str = "all") -> None:
         n, rank = group.size, group.rank
         for dtype in DTYPES:
             kind = dtype_of(dtype)
-            for op in ReduceOp if which == "all" else (SUM, MAX):
+            for op in (SUM, PROD, MAX, MIN) if which == "all" else (SUM, MAX):
                 for count in (7, 3001):
                     what = (group.label, dtype, op.value, count)
                     mine = values(rank, count, dtype, op).astype(kind)
