@@ -155,8 +155,8 @@ def _share(rows: Sequence[Row]) -> list[str]:
     sharing = row.sharing or 1
     if sharing >= row.ranks:  # all on one GPU, and maybe those of other nodes
         copies = best(of(rows, "memory", "device copy"))
-        if copies is None:
-            return []
+        if copies is None or 8 * copies.nbytes < row.nbytes:
+            return []  # a small copy shows its launch, not the memory
         traffic = 2 * sharing * row.nbytes / time_of(row) / 1e3
         share = 100 * traffic / _copy_traffic(copies)
         return [
