@@ -238,7 +238,7 @@ def test_half_precision_and_mpi_is_one_row_that_says_so(monkeypatch: pytest.Monk
         dtype, op = np.dtype("float16"), SUM
 
     assert mpi_ways.why_no_mpi(Session(), Comm()) == "MPI has no type for float16"  # type: ignore[arg-type]
-    Session.dtype.name = "float32"
+    Session.dtype = np.dtype("float32")
     assert not mpi_ways.why_no_mpi(Session(), Comm())  # type: ignore[arg-type]
 
 
