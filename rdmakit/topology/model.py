@@ -286,6 +286,8 @@ class Machine:
     numa_nodes: tuple[NumaNode, ...] = ()
     siblings: tuple[tuple[int, ...], ...] = ()
     """Hardware threads of each core."""
+    available: tuple[int, ...] | None = None
+    """CPUs that the container or the job scheduler leaves to us; None: all."""
     pci: tuple[PciDevice, ...] = ()
     """GPUs, NICs and the bridges above them."""
     p2p: Matrix = Matrix()

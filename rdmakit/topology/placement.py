@@ -30,7 +30,7 @@ class RankFacts:
     devices: tuple[str, ...] = ()
     """UUID of each of them, or of the MIG device."""
     cpus: tuple[int, ...] | None = None
-    """CPUs that it may run on now; None: not known."""
+    """CPUs that its launcher bound it to; None: not known."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ def place_ranks(nodes: Sequence[Node]) -> Placement:
     places: list[RankPlace] = []
     for index, node in enumerate(nodes):
         labels = [gpu for gpu, _, _, _ in chosen[index]]
-        cores = give_cores(node.machine, labels, numa[index], _available(node))
+        cores = give_cores(node.machine, labels, numa[index], node.machine.available)
         for local, facts in enumerate(node.ranks):
             gpu, device, ordinal, why = chosen[index][local]
             ports, nic_why = nics[index][local]
@@ -237,7 +237,9 @@ def _choose_nics(
             for i, node in enumerate(nodes)
         ]
     if not usable:
-        why = "no usable port" if rails else "no RDMA port here"
+        why = "no RDMA port here"
+        if rails:
+            why = "no rail is up on every node" if len(nodes) > 1 else "no usable port"
         return [[([], why) for _ in node.ranks] for node in nodes]
     most = max(len(node.ranks) for node in nodes)
     costs = [[_cost(nodes, chosen, numa, local, rail) for rail in usable] for local in range(most)]
@@ -361,13 +363,6 @@ def _nic_reason(
     if ports and ports[0].health.degraded:
         parts.append(ports[0].health.why)
     return "; ".join(parts)
-
-
-def _available(node: Node) -> list[int] | None:
-    """Return the CPUs that the node's ranks have together; None where one's are not known."""
-    if not node.ranks or any(facts.cpus is None for facts in node.ranks):
-        return None
-    return sorted({cpu for facts in node.ranks for cpu in facts.cpus or ()})
 
 
 def _binding_note(node: Node, facts: RankFacts, place: RankPlace) -> list[str]:
