@@ -316,6 +316,26 @@ def test_rails_by_name_where_subnets_say_nothing() -> None:
     assert [(rail.match, rail.separate) for rail in rails] == [("device mlx5_0:1", False)]
 
 
+def test_missing_device_does_not_shift_the_rails_behind_it() -> None:
+    rows = [["PIX" if a == b else "NODE" for b in range(4)] for a in range(4)]
+    whole = machine(rows, host="a")
+    lacking = replace(whole, host="b", nics=(*whole.nics[:1], *whole.nics[2:]))
+    found = place(whole, lacking)
+    for a, b in zip(found.ranks[:4], found.ranks[4:], strict=True):
+        assert a.nics == b.nics
+    assert [found.ranks[i].nics for i in (0, 2, 3)] == [(f"mlx5_{i}:1",) for i in (0, 2, 3)]
+    renamed = replace(
+        whole,
+        host="c",
+        nics=tuple(replace(n, label=f"ib{i}", name=f"ib{i}") for i, n in enumerate(whole.nics)),
+        matrix=replace(
+            whole.matrix, names=(*whole.matrix.names[:4], *(f"ib{i}" for i in range(4)))
+        ),
+    )
+    other = place(whole, renamed)
+    assert [r.nics for r in other.ranks[4:]] == [(f"ib{i}:1",) for i in range(4)]
+
+
 def test_most_rails_broken_somewhere_leaves_each_node_alone() -> None:
     rows = [["PIX" if a == b else "NODE" for b in range(4)] for a in range(4)]
     first = machine(rows, [port(), port(), port(40, **DOWN), port(40, **DOWN)], host="a")
