@@ -10,7 +10,8 @@ from rdmakit.topology.acs import PathCheck, check_path, judge_acs, judge_link
 from rdmakit.topology.compare import Difference, compare, facts_of, group_alike
 from rdmakit.topology.fabric import Fabric, classify
 from rdmakit.topology.model import Machine
-from rdmakit.topology.placement import Node, Placement, RankFacts, place_ranks, ranks_of
+from rdmakit.topology.placement import Placement, place_ranks
+from rdmakit.topology.ranks import Node, RankFacts, ranks_of
 from rdmakit.topology.texts import Texts
 from rdmakit.topology.tree import PciTree
 from rdmakit.topology.words import Path

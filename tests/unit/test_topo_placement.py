@@ -16,8 +16,9 @@ from rdmakit.topology.facts import NvmlFacts, NvmlGpu, merge_nvml
 from rdmakit.topology.health import judge_port
 from rdmakit.topology.model import Gid, Gpu, Machine, Matrix, MigDevice, Nic, NumaNode, Port
 from rdmakit.topology.netdevices import choose_net_devices, read_net_devices
-from rdmakit.topology.placement import Node, Placement, RankFacts, place_ranks, ranks_of
+from rdmakit.topology.placement import Placement, place_ranks
 from rdmakit.topology.rails import assign_rails, match_rails
+from rdmakit.topology.ranks import Node, RankFacts, ranks_of
 from rdmakit.topology.visible import hidden_peers, visible_gpus
 from rdmakit.topology.words import Path, pcie_gbytes, relation_of
 
