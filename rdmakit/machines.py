@@ -21,7 +21,7 @@ from rdmakit.drivers.ucx_probe import probe
 from rdmakit.protocols import Bootstrap
 from rdmakit.topology.facts import NvmlFacts, merge_nvml
 from rdmakit.topology.model import Gpu, Machine
-from rdmakit.topology.placement import RankFacts
+from rdmakit.topology.ranks import RankFacts
 from rdmakit.topology.visible import VARIABLES, visible_gpus
 
 __all__ = ["Job", "gather", "software"]

@@ -46,6 +46,7 @@ def read_sysfs(tree: HostTree) -> SysfsFacts:
         devices,
         numa,
         siblings,
+        _available(tree),
         software,
         _is_virtual(tree),
         tuple(notes),
@@ -199,6 +200,29 @@ def _siblings(tree: HostTree, online: tuple[int, ...]) -> tuple[tuple[int, ...],
         cores.add(core)
         covered.update(core)
     return tuple(sorted(cores))
+
+
+def _available(tree: HostTree) -> tuple[int, ...] | None:
+    """Return the CPUs of this process's control group; None where none is told.
+
+    Not its affinity: a launcher's binding is what a placement shall improve.
+    """
+    for line in (tree.read_text("/proc/self/cgroup") or "").splitlines():
+        number, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if number == "0" and not controllers:
+            base, name = "/sys/fs/cgroup", "cpuset.cpus.effective"
+        elif "cpuset" in controllers.split(","):
+            base, name = "/sys/fs/cgroup/cpuset", "cpuset.effective_cpus"
+        else:
+            continue
+        # Inside a container the path may be the host's: then the nearest one above it counts.
+        parts = [part for part in path.split("/") if part]
+        for depth in range(len(parts), -1, -1):
+            cpus = parse_cpus(tree.read_text("/".join([base, *parts[:depth], name])))
+            if cpus is not None:
+                return cpus
+    return None
 
 
 def _software(tree: HostTree) -> dict[str, str]:

@@ -124,21 +124,25 @@ def _open_mpi(
         )
         return Launch("openmpi", ranks, tuple(shares), refused, tuple(notes))
     if match:
-        each = int(match[1])
-        short = [share.host for share in shares if (share.slots or 0) < each]
-        if short or each * len(shares) < ranks:
-            refused = (
-                f"{', '.join(short)}: fewer slots than {each} ranks per node"
-                if short
-                else f"{each} ranks on each of {len(shares)} hosts are {each * len(shares)}, "
-                f"not {ranks}"
-            )
+        limits, refused = _per_node(shares, int(match[1]), ranks)
+        if refused:
             return Launch("openmpi", ranks, tuple(shares), refused, tuple(notes))
-        limits = [each] * len(shares)
     else:
         limits = [share.slots or 0 for share in shares]
     given = _in_turn(limits, ranks) if map_by == "node" else _filled(limits, ranks)
     return Launch("openmpi", ranks, _with_ranks(shares, given), "", tuple(notes))
+
+
+def _per_node(shares: Sequence[Share], each: int, ranks: int) -> tuple[list[int], str]:
+    """Return ranks of each host for ``ppr:each:node``, and why that is refused if it is."""
+    short = [share.host for share in shares if (share.slots or 0) < each]
+    if short:
+        return [], f"{', '.join(short)}: fewer slots than {each} ranks per node"
+    if each * len(shares) < ranks:
+        return [], (
+            f"{each} ranks on each of {len(shares)} hosts are {each * len(shares)}, not {ranks}"
+        )
+    return [each] * len(shares), ""
 
 
 def _merged(

@@ -193,6 +193,11 @@ def _first(
     token: str, dialect: str, *, with_keys: bool
 ) -> tuple[str, str | None, int | None, str | None]:
     """Return (host, user, count, device) of a line's first token."""
+    if "," in token:
+        raise InvalidArgument(
+            f"{token!r}: several hosts with commas are the form of mpirun --host; in a file each "
+            "has its own line"
+        )
     user, at, rest = token.rpartition("@")
     if at and not user:
         raise InvalidArgument(f"{token!r} has no user before the @")

@@ -13,6 +13,9 @@ from rdmakit.process.watchdog import abort_on_exception, install
 
 __all__ = ["look"]
 
+_LOOK = 90.0
+"""Seconds: a driver without persistence mode starts every GPU first, once for each command."""
+
 
 def look(config: Config, directory: Path | None = None) -> tuple[bool, Job]:
     """Return (whether this is the first rank, the job). Collective over COMM_WORLD, blocking.
@@ -22,7 +25,7 @@ def look(config: Config, directory: Path | None = None) -> tuple[bool, Job]:
     users = MpiBootstrap(duplicate=False)
     install(users.rank, users.size, users.host, users.abort, config)
     abort_on_exception(users.rank, users.host, users.abort)
-    with current.during("topo", timeout=config.timeout):
+    with current.during("topo", timeout=max(config.timeout, _LOOK)):
         bootstrap = MpiBootstrap()
         nodes = find_nodes(bootstrap, config.chosen(ranks_per_node=0)).layout.nodes
         library = str(MpiBootstrap.describe()["library"]).partition(",")[0]

@@ -20,7 +20,7 @@ from rdmakit.report.topo_text import print_lines, print_topo
 from rdmakit.topology.explain import explain
 from rdmakit.topology.model import Machine
 from rdmakit.topology.netdevices import NetDevices, choose_net_devices
-from rdmakit.topology.placement import RankFacts, ranks_of
+from rdmakit.topology.ranks import RankFacts, ranks_of
 from rdmakit.topology.survey import Survey, make_survey
 from rdmakit.topology.visible import visible_gpus
 from rdmakit.topology.words import LEGEND, TECHNIQUES

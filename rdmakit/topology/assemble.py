@@ -68,6 +68,7 @@ def assemble(
         matrix,
         sysfs.numa_nodes,
         sysfs.siblings,
+        sysfs.available,
         pci,
         _p2p(gpus, nvml, texts.p2p),
         {**told, **{k: v for k, v in (software or {}).items() if k != "host"}},

@@ -72,6 +72,7 @@ class SysfsFacts:
     pci: tuple[PciDevice, ...] = ()
     numa_nodes: tuple[NumaNode, ...] = ()
     siblings: tuple[tuple[int, ...], ...] = ()
+    available: tuple[int, ...] | None = None
     software: dict[str, str] = field(default_factory=dict)
     virtual: bool | None = None
     notes: tuple[str, ...] = ()

@@ -264,8 +264,11 @@ class Matrix:
         return self.cells[i][j] or self.cells[j][i]
 
     def relation(self, a: str, b: str) -> Relation | None:
-        """Return the meaning of ``cell``."""
-        return relation_of(self.cell(a, b))
+        """Return the meaning of ``cell``; None for an X between two devices."""
+        relation = relation_of(self.cell(a, b))
+        return (
+            None if relation is not None and (relation.path is Path.SELF) != (a == b) else relation
+        )
 
     def nvlinks(self, a: str, b: str) -> int | None:
         """Return bonded NVLinks between two GPUs; None where that cannot be known."""
@@ -286,6 +289,8 @@ class Machine:
     numa_nodes: tuple[NumaNode, ...] = ()
     siblings: tuple[tuple[int, ...], ...] = ()
     """Hardware threads of each core."""
+    available: tuple[int, ...] | None = None
+    """CPUs that the container or the job scheduler leaves to us; None: all."""
     pci: tuple[PciDevice, ...] = ()
     """GPUs, NICs and the bridges above them."""
     p2p: Matrix = Matrix()

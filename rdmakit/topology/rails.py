@@ -66,7 +66,9 @@ def match_rails(
     else:
         keys = [[port.title for port in own] for own in ports]
         separate = False
-        if len({frozenset(own) for own in keys}) == 1:
+        common = set(keys[0]).intersection(*keys)
+        # A device that is missing on one node must not move those behind it to other rails.
+        if 2 * len(common) >= min(len(own) for own in keys):
             match = "device {}" if len(ports) > 1 else ""
         else:
             keys = [[str(place) for place in range(len(own))] for own in ports]

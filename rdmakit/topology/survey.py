@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import combinations
 
 from rdmakit.topology.acs import PathCheck, check_path, judge_acs, judge_link
 from rdmakit.topology.compare import Difference, compare, facts_of, group_alike
 from rdmakit.topology.fabric import Fabric, classify
 from rdmakit.topology.model import Machine
-from rdmakit.topology.placement import Node, Placement, RankFacts, place_ranks, ranks_of
+from rdmakit.topology.placement import Placement, place_ranks
+from rdmakit.topology.ranks import Node, RankFacts, ranks_of
 from rdmakit.topology.texts import Texts
 from rdmakit.topology.tree import PciTree
 from rdmakit.topology.words import Path
@@ -124,6 +126,7 @@ def _remarks(machine: Machine, texts: Texts) -> list[str]:
                 partner=above.link if above is not None else None,
             )
             remarks += [text.replace(": ", f": {device.address} runs at ", 1)] if text else []
+    remarks += _nvlink_islands(machine)
     if texts.lspci.loose_acs:
         remarks.append(judge_acs(texts.lspci.loose_acs)[1])
     for link in texts.lspci.loose_links:
@@ -132,3 +135,24 @@ def _remarks(machine: Machine, texts: Texts) -> list[str]:
     if texts.lspci.denied:
         remarks.append("lspci was not run as root: access control (ACS) is unknown, not off")
     return remarks
+
+
+def _nvlink_islands(machine: Machine) -> list[str]:
+    """Say which GPUs NVLink leaves out, where it joins some."""
+    labels = [gpu.label for gpu in machine.gpus]
+    count = {(a, b): machine.matrix.nvlinks(a, b) for a, b in combinations(labels, 2)}
+    without = [pair for pair, links in count.items() if links == 0]
+    if not without or not any(count.values()):
+        return []
+    islands: list[set[str]] = []
+    for label in labels:
+        joined = [own for own in islands if any(count.get((o, label)) for o in own)]
+        islands = [own for own in islands if own not in joined]
+        islands.append({label}.union(*joined))
+    if len(islands) == 1:
+        return [
+            f"NVLink joins {len(count) - len(without)} of {len(count)} pairs of GPUs: the others "
+            "go over PCIe, or over a GPU between them"
+        ]
+    parts = "; ".join(" ".join(own for own in labels if own in island) for island in islands)
+    return [f"NVLink joins GPUs in {len(islands)} groups only ({parts}): between them it is PCIe"]

@@ -24,6 +24,7 @@ from rdmakit.report.topo_schema import SCHEMA, TopoResult, encode_topo, topo_res
 from rdmakit.report.topo_svg import draw
 from rdmakit.report.topo_text import print_topo
 from rdmakit.topology.compare import Facts, compare
+from rdmakit.topology.cpulist import parse_cpus
 from rdmakit.topology.explain import explain
 from rdmakit.topology.facts import NvLink, NvmlFacts, NvmlGpu
 from rdmakit.topology.model import Machine
@@ -197,6 +198,41 @@ def test_bond_of_net_devices(tmp_path: Path) -> None:
     nic = found(tmp_path).nic("mlx5_4")
     assert nic is not None
     assert (nic.bond, nic.default_route) == ("bond0", True)
+
+
+@pytest.mark.parametrize(
+    ("group", "file", "cpus"),
+    [
+        ("0::/slurm/job7/step0\n", "slurm/job7/cpuset.cpus.effective", "0-7,112-119"),
+        ("0::/host/path/not/here\n", "cpuset.cpus.effective", "0-3"),
+        ("5:cpu:/x\n3:cpuset:/a\n0::/\n", "cpuset/a/cpuset.effective_cpus", "56-63"),
+        ("0::/\n", "nothing", ""),
+    ],
+)
+def test_only_the_jobs_cpus_are_shared_out(
+    tmp_path: Path, group: str, file: str, cpus: str
+) -> None:
+    fake = fakes.hgx_h100(tmp_path)
+    fake.write("/proc/self/cgroup", group)
+    fake.write(f"/sys/fs/cgroup/{file}", cpus + "\n")
+    one = found(tmp_path)
+    assert one.available == parse_cpus(cpus)
+    allowed = set(parse_cpus(cpus) or range(224))
+    placed = survey(one).placement.ranks
+    assert {cpu for r in placed for cpu in r.cores} <= allowed
+    assert all(r.cores for r in placed)
+
+
+def test_gpus_that_nvlink_leaves_out_are_named(tmp_path: Path) -> None:
+    cells = {("0", "1"): "NV4", ("1", "2"): "NODE", ("0", "2"): "NODE"}
+    names = "012"
+    rows = "".join(
+        f"GPU{a}\t" + "\t".join("X" if a == b else cells[min((a, b), (b, a))] for b in names) + "\n"
+        for a in names
+    )
+    (tmp_path / "a").write_text("\tGPU0\tGPU1\tGPU2\n" + rows)
+    (node,) = survey(read_machines(tmp_path)[0].machine).nodes
+    assert any("2 groups only (GPU0 GPU1; GPU2)" in remark for remark in node.remarks)
 
 
 NVML = NvmlFacts(

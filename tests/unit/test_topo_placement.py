@@ -16,8 +16,9 @@ from rdmakit.topology.facts import NvmlFacts, NvmlGpu, merge_nvml
 from rdmakit.topology.health import judge_port
 from rdmakit.topology.model import Gid, Gpu, Machine, Matrix, MigDevice, Nic, NumaNode, Port
 from rdmakit.topology.netdevices import choose_net_devices, read_net_devices
-from rdmakit.topology.placement import Node, Placement, RankFacts, place_ranks, ranks_of
+from rdmakit.topology.placement import Placement, place_ranks
 from rdmakit.topology.rails import assign_rails, match_rails
+from rdmakit.topology.ranks import Node, RankFacts, ranks_of
 from rdmakit.topology.visible import hidden_peers, visible_gpus
 from rdmakit.topology.words import Path, pcie_gbytes, relation_of
 
@@ -314,6 +315,26 @@ def test_rails_by_name_where_subnets_say_nothing() -> None:
     machines = [machine([["PIX"]], host="a"), machine([["PIX"]], host="b")]
     rails, _ = match_rails(machines, [classify(m) for m in machines])
     assert [(rail.match, rail.separate) for rail in rails] == [("device mlx5_0:1", False)]
+
+
+def test_missing_device_does_not_shift_the_rails_behind_it() -> None:
+    rows = [["PIX" if a == b else "NODE" for b in range(4)] for a in range(4)]
+    whole = machine(rows, host="a")
+    lacking = replace(whole, host="b", nics=(*whole.nics[:1], *whole.nics[2:]))
+    found = place(whole, lacking)
+    for a, b in zip(found.ranks[:4], found.ranks[4:], strict=True):
+        assert a.nics == b.nics
+    assert [found.ranks[i].nics for i in (0, 2, 3)] == [(f"mlx5_{i}:1",) for i in (0, 2, 3)]
+    renamed = replace(
+        whole,
+        host="c",
+        nics=tuple(replace(n, label=f"ib{i}", name=f"ib{i}") for i, n in enumerate(whole.nics)),
+        matrix=replace(
+            whole.matrix, names=(*whole.matrix.names[:4], *(f"ib{i}" for i in range(4)))
+        ),
+    )
+    other = place(whole, renamed)
+    assert [r.nics for r in other.ranks[4:]] == [(f"ib{i}:1",) for i in range(4)]
 
 
 def test_most_rails_broken_somewhere_leaves_each_node_alone() -> None:

@@ -110,12 +110,14 @@ class _Reader:
     def _begins(self, line: str) -> bool:
         """Return whether the line begins a device or a port, which it then does."""
         if match := re.match(
-            r"\s*Infiniband device '([^']+)' port (\d{1,3}) status", line, re.IGNORECASE | re.ASCII
+            r"\s*Infiniband device '([^'\s]+)' port (\d{1,3}) status",
+            line,
+            re.IGNORECASE | re.ASCII,
         ):
             self._open(match[1])
             self._port = self._open(match[1]).port(int(match[2]))
             return True
-        if match := re.match(r"\s*CA '([^']+)'|\s*hca_id:\s*(\S+)", line):
+        if match := re.match(r"\s*CA '([^'\s]+)'|\s*hca_id:\s*(\S+)", line):
             self._open(match[1] or match[2])
             return True
         match = re.match(r"\s*port:?\s*(\d{1,3}):?\s*$", line, re.IGNORECASE | re.ASCII)

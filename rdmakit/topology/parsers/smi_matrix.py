@@ -288,7 +288,8 @@ class _Table:
                 if not column or not cell.text:
                     continue
                 last_word = row.cut and place == len(row.cells) - 1
-                if _is_word(cell.text) and not last_word:
+                itself = (cell.text.upper() == "X") == (row.name == column)
+                if _is_word(cell.text) and itself and not last_word:
                     found[places[row.name]][places[column]] = cell.text.upper()
                 else:
                     why = "the text ends in this cell" if last_word else "no relation"
