@@ -32,7 +32,7 @@ from rdmakit.layout import RankLayout
 from rdmakit.memory import MemoryBootstrap, MemoryChannel, MemoryWindow, run_threads
 from rdmakit.plan.pieces import FLAGS
 from rdmakit.plan.shape import Kind
-from tests.conformance.values import DTYPES, OPS, check
+from tests.conformance.values import DTYPES, KINDS, OPS, check
 
 T = TypeVar("T")
 SHAPES = ([1], [2], [3], [4], [2, 2], [3, 1], [1, 1, 2], [1, 1, 1])
@@ -69,7 +69,7 @@ def with_comm(
 
 
 @pytest.mark.parametrize("sizes", SHAPES, ids=str)
-@pytest.mark.parametrize("kind", Kind)
+@pytest.mark.parametrize("kind", KINDS)
 def test_results(kind: Kind, sizes: list[int]) -> None:
     """Every algorithm, dtype, op, count and root; twice, for equal bits on all ranks and runs."""
 
@@ -107,7 +107,7 @@ def test_results(kind: Kind, sizes: list[int]) -> None:
 @pytest.mark.parametrize("sizes", [[2], [3], [2, 2], [3, 1]], ids=str)
 def test_results_over_shared_memory(sizes: list[int]) -> None:
     def body(comm: Communicator) -> None:
-        for kind in Kind:
+        for kind in KINDS:
             for algorithm in comm.algorithms(kind):
                 for count in (1, 1000, 30_011):
                     if algorithm != "one-shot" or count < 5000:
@@ -119,7 +119,7 @@ def test_results_over_shared_memory(sizes: list[int]) -> None:
 @settings(max_examples=25, deadline=None)
 @given(
     sizes=st.lists(st.integers(1, 3), min_size=1, max_size=3).filter(lambda x: sum(x) <= 5),
-    kind=st.sampled_from(list(Kind)),
+    kind=st.sampled_from(KINDS),
     dtype=st.sampled_from([d for d in DTYPES if d != "float16"]),
     op=st.sampled_from(OPS),
     calls=st.lists(st.tuples(st.integers(0, 9000), st.booleans(), st.integers(0, 4)), max_size=4),

@@ -15,6 +15,8 @@ from rdmakit.datatypes import ReduceOp
 from rdmakit.plan.shape import Kind
 
 Array = npt.NDArray[Any]
+KINDS = (Kind.ALLREDUCE, Kind.REDUCE_SCATTER, Kind.ALLGATHER, Kind.BROADCAST)
+"""Kinds that ``check`` can call and compare."""
 DTYPES = ("float16", "float32", "float64", "int32", "int64")
 OPS = tuple(ReduceOp)
 
