@@ -112,9 +112,10 @@ def program(algorithm: str, call: Call, rank: int) -> Program:
         UnsupportedError: the algorithm cannot serve this call; the text says why.
         InvalidArgument: no such algorithm.
     """
-    reason = why_not(algorithm, call.kind, call.layout) or _why_not_this(algorithm, call)
+    reason = why_not(algorithm, call.kind, call.layout)
     if reason:
         raise UnsupportedError(f"{algorithm} {call.kind.value}: {reason}")
+    _check_size(algorithm, call)
     if call.layout.size == 1:
         return _alone(call)
     make = {"ring": ring, "tree": tree, "one-shot": one_shot, "flat": direct_moves}
@@ -124,13 +125,15 @@ def program(algorithm: str, call: Call, rank: int) -> Program:
     return steps
 
 
-def _why_not_this(algorithm: str, call: Call) -> str:
+def _check_size(algorithm: str, call: Call) -> None:
     room = slot_elements(call.limits)
     if algorithm == "one-shot" and call.layout.size > 1 and call.count > room:
-        return f"it holds {room} elements, not {call.count}"
+        name = "all-reduce" if call.kind is Kind.ALLREDUCE else call.kind.value
+        raise UnsupportedError(f"one-shot {name} holds {room} elements, not {call.count}")
     if algorithm == "tree" and (call.counts or call.recv_at):
-        return "it needs equal blocks one behind the other"
-    return ""
+        raise UnsupportedError(
+            f"tree {call.kind.value} needs equal blocks one behind the other: hierarchical or ring"
+        )
 
 
 def _alone(call: Call) -> Program:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,8 @@ __all__ = ["Race", "prove"]
 Array = npt.NDArray[Any]
 Node = int
 """A step of any rank: numbered through, rank by rank."""
+Key = tuple[int, int, int]
+"""Source, target and tag of a message."""
 
 
 class Race(Exception):
@@ -54,6 +57,7 @@ def prove(
     """
     proof = _Proof(programs, layout)
     proof.order_steps()
+    proof.check_queues()
     _Memory(proof, send, recv).check()
     proof.check_window_is_left()
 
@@ -71,6 +75,8 @@ class _Proof:
             for r, program in enumerate(programs)
             for after in program.after
         ]
+        self.queues: list[list[Node]] = []
+        """Ends of messages that have source, target and tag in common, in list order."""
         self.partner = self._partners()
         self.begun: dict[Node, int] = {}
         """For each step the set (bits) of those that are complete before it begins."""
@@ -78,32 +84,49 @@ class _Proof:
 
     def _partners(self) -> dict[Node, Node]:
         """Return each message's other end, and for each await the post that ends it."""
-        sends: dict[tuple[int, int, int], Node] = {}
-        posts: dict[tuple[int, int], list[tuple[int, Node]]] = defaultdict(list)
+        found = self._posts()
+        sends: dict[Key, list[Node]] = defaultdict(list)
+        recvs: dict[Key, list[Node]] = defaultdict(list)
         for node, step in enumerate(self.steps):
             if isinstance(step, Send):
-                sends[self.rank[node], step.peer, step.tag] = node
-            elif isinstance(step, Post):
+                sends[self.rank[node], step.peer, step.tag].append(node)
+            elif isinstance(step, Recv):
+                recvs[step.peer, self.rank[node], step.tag].append(node)
+        for key in sends.keys() | recvs.keys():
+            if len(sends[key]) != len(recvs[key]):
+                raise Deadlock(
+                    f"{len(sends[key])} sends and {len(recvs[key])} receives from rank {key[0]} "
+                    f"to rank {key[1]} with tag {key[2]}"
+                )
+            for send, recv in zip(sends[key], recvs[key], strict=True):
+                found[send], found[recv] = recv, send
+            self.queues += [sends[key], recvs[key]]
+        return found
+
+    def _posts(self) -> dict[Node, Node]:
+        posts: dict[tuple[int, int], list[tuple[int, Node]]] = defaultdict(list)
+        for node, step in enumerate(self.steps):
+            if isinstance(step, Post):
                 earlier = posts[self.rank[node], step.flag]
                 if earlier and earlier[-1][1] not in self.after[node]:
                     raise Race(f"rank {self.rank[node]}: {step} may come before a smaller one")
                 earlier.append((step.value, node))
         found: dict[Node, Node] = {}
         for node, step in enumerate(self.steps):
-            if isinstance(step, Recv):
-                source = sends.pop((step.peer, self.rank[node], step.tag), None)
-                if source is None:
-                    raise Deadlock(f"rank {self.rank[node]}: nobody sends what {step} receives")
-                found[node], found[source] = source, node
-            elif isinstance(step, Await) and step.value > 0:
+            if isinstance(step, Await) and step.value > 0:
                 ends = posts[step.owner, step.flag]
                 at = bisect_left(ends, (step.value, -1))
                 if at == len(ends):
                     raise Deadlock(f"rank {self.rank[node]}: nobody posts what {step} waits for")
                 found[node] = ends[at][1]
-        if sends:
-            raise Deadlock(f"nobody receives {sorted(sends)}")
         return found
+
+    def check_queues(self) -> None:
+        """Raise unless messages of one tag begin one after the other, as they are matched."""
+        for nodes in self.queues:
+            for before, node in pairwise(nodes):
+                if not self.begun[node] >> before & 1:
+                    raise Race(f"rank {self.rank[node]}: two messages at once: {self.steps[node]}")
 
     def _needs(self, node: Node) -> tuple[Node, ...]:
         """Return what must be complete before the step can be, if sends wait for receives."""

@@ -30,6 +30,8 @@ COVER = (
     ("complex64", O.PROD), ("complex128", O.AVG),
 )  # fmt: skip
 """Every type, every operation, and every way in which they are done."""
+KINDS = (Kind.ALLREDUCE, Kind.REDUCE_SCATTER, Kind.ALLGATHER, Kind.BROADCAST)
+"""Kinds that ``check`` can call and compare."""
 
 
 def integers(rank: int, count: int, dtype: str, op: ReduceOp) -> Integers:

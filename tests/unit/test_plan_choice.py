@@ -45,7 +45,7 @@ def test_why_not_names_the_reason() -> None:
     alone = RankLayout.of_sizes([1, 1])
     with pytest.raises(UnsupportedError, match="equal blocks"):
         program("tree", Call(Kind.ALLGATHER, alone, 0, SMALL, counts=(1, 2)), 0)
-    with pytest.raises(UnsupportedError, match="it holds 21 elements, not 22"):
+    with pytest.raises(UnsupportedError, match="one-shot reduce holds 21 elements, not 22"):
         program("one-shot", Call(Kind.REDUCE, RankLayout.of_sizes([2]), 22, SMALL), 0)
     for kind in Kind:
         assert set(algorithms(kind, layout)) <= set(ALGORITHMS)
