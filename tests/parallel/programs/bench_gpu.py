@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from rdmakit import device
+from rdmakit import device_side
 from rdmakit.bench import command
 from rdmakit.bench.devices import choose_device
 from rdmakit.cli import main
@@ -29,7 +29,7 @@ def activate(ordinal: int) -> None:
 gpu, doors = make("GPU-none-yet", denied=True, nccl="NCCL is not installed")
 gpu.door.activate = activate
 object.__setattr__(doors, "host_window", PosixWindow.create)
-device.Gpu = lambda: gpu  # type: ignore[misc,assignment]
+device_side.Gpu = lambda: gpu  # type: ignore[misc,assignment]
 command.Doors = lambda: doors  # type: ignore[misc,assignment]
 command.choose_device = partial(choose_device, door=gpu.door, tools=Tools())  # type: ignore[assignment]
 main()
