@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -82,6 +84,7 @@ def test_two_digit_names_are_not_cut() -> None:
         lambda t: "\n".join("# " + line for line in t.split("\n")),
         lambda t: "\n".join("[1,0]<stdout>:" + line for line in t.split("\n")),
         lambda t: "\n".join("> " + line for line in t.split("\n")),
+        lambda t: re.sub(r"^(?=\S)(.*)$", r"|\1|", t, flags=re.M).replace("\t", " | "),
         lambda t: "some prose before GPU0 and after\n\n" + t,
     ],
 )
