@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from rdmakit.topology.model import Matrix, natural
 from rdmakit.topology.parsers.smi_affinity import COLUMNS, Affinity, Cell, read_affinity
+from rdmakit.topology.parsers.wrapped import unwrapped
 from rdmakit.topology.text import Unread, lines_of
 from rdmakit.topology.words import relation_of
 
@@ -52,7 +53,7 @@ def parse_matrices(text: str) -> list[SmiMatrix]:
     """Return every matrix in ``text``. Never raises; a text without one gives an empty list."""
     tables: list[_Table] = []
     legend: dict[str, str] = {}
-    lines = lines_of(text)
+    lines = unwrapped(lines_of(text))
     for number, line in enumerate(lines, 1):
         # Jobs' scripts keep such listings as comments, wikis as tables.
         bare = re.sub(r"^\s*#+ ?", "", line)
@@ -131,6 +132,8 @@ class _Row:
     """Whether the text ends inside this row."""
     whole: bool = False
     """Whether its last cell has a blank after it."""
+    wrapped: bool = False
+    """Whether it was put together from several lines."""
 
 
 class _Table:
@@ -196,6 +199,7 @@ class _Table:
 
     def _go_on(self, row: _Row, words: list[str]) -> None:
         """Add the rest of a row that a terminal wrapped, maybe in the middle of a cell."""
+        row.wrapped = True
         before = row.cells[-1].text if row.cells else ""
         if before and not row.whole:
             joins = words[0][0] in "-," or (words[0][0].isdigit() and self._short(row))
@@ -335,7 +339,7 @@ class _Table:
     ) -> tuple[dict[str, Affinity], tuple[str, ...]]:
         found: dict[str, Affinity] = {}
         for row, (_, rest) in zip(self.rows, taken, strict=True):
-            if _is_gpu(row.name):
+            if _is_gpu(row.name) and (self.titles or not row.wrapped):
                 value, problems = read_affinity(rest, self.titles, tabs=row.tabs, cut=row.cut)
                 found[row.name] = value
                 self.problems += [f"{row.name}: {problem}" for problem in problems]
