@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -82,6 +84,7 @@ def test_two_digit_names_are_not_cut() -> None:
         lambda t: "\n".join("# " + line for line in t.split("\n")),
         lambda t: "\n".join("[1,0]<stdout>:" + line for line in t.split("\n")),
         lambda t: "\n".join("> " + line for line in t.split("\n")),
+        lambda t: re.sub(r"^(?=\S)(.*)$", r"|\1|", t, flags=re.M).replace("\t", " | "),
         lambda t: "some prose before GPU0 and after\n\n" + t,
     ],
 )
@@ -90,6 +93,40 @@ def test_matrix_survives_how_people_paste(change) -> None:
     assert found.matrix.cell("NIC0", "GPU0") == "PIX"
     assert found.affinity["GPU0"].cpu == "0-7,16-23"
     assert found.affinity["GPU1"].numa == "1"
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(44, 140), st.booleans())
+def test_a_terminal_may_break_rows_anywhere(width: int, stripped: bool) -> None:
+    names = [*(f"GPU{i}" for i in range(8)), *(f"NIC{i}" for i in range(9))]
+    words = {
+        (a, b): "X"
+        if a == b
+        else "NV18"
+        if a < 8 and b < 8
+        else ("PIX", "NODE", "SYS")[(a + b) % 3]
+        for a in range(17)
+        for b in range(17)
+    }
+    rows = ["        " + "".join(f"{name:8}" for name in names) + "CPU Affinity    NUMA Affinity"]
+    for a, name in enumerate(names):
+        tail = f"{f'{a * 8}-{a * 8 + 7},96-103':16}{a // 4}" if a < 8 else ""
+        rows.append(f"{name:8}" + "".join(f"{words[a, b]:8}" for b in range(17)) + tail)
+    broken = [
+        piece.rstrip() if stripped else piece
+        for row in rows
+        for piece in (row[i : i + width] for i in range(0, len(row), width))
+        if piece.strip()
+    ]
+    (found,) = parse_matrices("\n".join(broken) + "\n")
+    assert len(found.gpus) == 8
+    assert len(found.nics) == 9
+    for (a, b), word in words.items():
+        assert found.matrix.cell(names[a], names[b]) == word
+    for a in range(8):
+        own = found.affinity[names[a]]
+        assert own.cpu in (f"{a * 8}-{a * 8 + 7},96-103", None)
+        assert own.numa in (str(a // 4), None)
 
 
 def test_cut_paste_is_reported_and_its_last_cell_not_believed() -> None:

@@ -162,6 +162,13 @@ UCX_LOGS = {
     "cuda_ipc_md.c:112  UCX  ERROR cuIpcGetMemHandle(&key->ph) failed: invalid argument": "IPC",
     "ucp_worker.c:1 UCX  ERROR uct_iface_open(posix/memory) failed: Out of memory": "/dev/shm",
     "wireup.c:1 UCX  DEBUG   ep 0x1: lane[1]:  0:tcp/docker0.0 md[0]": "docker0",
+    "mm_posix.c:1 UCX  ERROR open(file_name=/proc/77/fd/45 flags=0x0) failed: No such file": (
+        "PID namespace"
+    ),
+    "ib_device.c:1 UCX  ERROR Transport retry count exceeded on mlx5_0:1/RoCE (synd 0x15 vend "
+    "0x81 hw_synd 0/0)": "did not answer",
+    "ib_md.c:9  UCX  WARN  IB: ibv_fork_init() was disabled or failed, yet a fork() has been "
+    "issued.": "forked",
     "sock.c:3 UCX  ERROR   connect(fd=8, dest_addr=10.0.0.9:39289) failed: No route to host": (
         "No route to host"
     ),

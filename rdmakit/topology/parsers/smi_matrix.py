@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from rdmakit.topology.model import Matrix, natural
 from rdmakit.topology.parsers.smi_affinity import COLUMNS, Affinity, Cell, read_affinity
+from rdmakit.topology.parsers.wrapped import unwrapped
 from rdmakit.topology.text import Unread, lines_of
 from rdmakit.topology.words import relation_of
 
@@ -52,13 +53,16 @@ def parse_matrices(text: str) -> list[SmiMatrix]:
     """Return every matrix in ``text``. Never raises; a text without one gives an empty list."""
     tables: list[_Table] = []
     legend: dict[str, str] = {}
-    lines = lines_of(text)
+    lines = unwrapped(lines_of(text))
     for number, line in enumerate(lines, 1):
-        if match := re.fullmatch(r"\s*(NIC\d+)\s*:\s*(\S+)\s*", line, re.ASCII):
-            legend.setdefault(match[1], match[2])
-            continue
-        # Jobs' scripts keep such listings as comments.
+        # Jobs' scripts keep such listings as comments, wikis as tables.
         bare = re.sub(r"^\s*#+ ?", "", line)
+        if bare.count("|") >= 3:
+            bare = bare.replace("|", " ")
+        if re.match(r"\s*NIC\d+\s*:", bare, re.ASCII):
+            for label, name in re.findall(r"(NIC\d+)\s*:\s*([^\s,]+)", bare, re.ASCII):
+                legend.setdefault(label, name)
+            continue
         if tables and tables[-1].takes(bare):
             tables[-1].add(number, bare, last=number == len(lines))
         elif (table := _Table.begun_by(number, bare, last=number == len(lines))) is not None:
@@ -126,6 +130,10 @@ class _Row:
     tabs: bool
     cut: bool
     """Whether the text ends inside this row."""
+    whole: bool = False
+    """Whether its last cell has a blank after it."""
+    wrapped: bool = False
+    """Whether it was put together from several lines."""
 
 
 class _Table:
@@ -158,11 +166,17 @@ class _Table:
         if _heading(line) is not None:
             return bool(self.columns) and not self.rows  # a header wrapped by the terminal
         words = line.split()
-        return (
-            bool(words and self.rows)
-            and self._short(self.rows[-1])
-            and all(_is_word(word) or _is_affinity(word) for word in words)
+        if not words or not self.rows:
+            return False
+        row = self.rows[-1]
+        inside = not row.whole and words[0][0] in "-,0123456789"
+        return (self._short(row) or self._lacks(row) or inside) and (
+            all(_is_word(word) or _is_affinity(word) or word[0] in "-," for word in words)
         )
+
+    def _lacks(self, row: _Row) -> bool:
+        """Return whether affinity cells are missing from a row."""
+        return sum(not _is_word(cell.text) for cell in row.cells if cell.text) < len(self.titles)
 
     def _short(self, row: _Row) -> bool:
         words = sum(_is_word(cell.text) for cell in row.cells)
@@ -176,11 +190,29 @@ class _Table:
                 self.columns += [Cell(c.text, -1) for c in heading[0]]
                 self.titles += [Cell(c.text, -1) for c in heading[1]]
             else:
-                self.rows[-1].cells += [Cell(word, -1) for word in line.split()]
+                self._go_on(self.rows[-1], line.split())
                 self.rows[-1].cut = last
             return
         cells = _cells(line)
-        self.rows.append(_Row(number, cells[0].text, cells[1:], "\t" in line, last))
+        whole = line[-1:].isspace()
+        self.rows.append(_Row(number, cells[0].text, cells[1:], "\t" in line, last, whole))
+
+    def _go_on(self, row: _Row, words: list[str]) -> None:
+        """Add the rest of a row that a terminal wrapped, maybe in the middle of a cell."""
+        row.wrapped = True
+        before = row.cells[-1].text if row.cells else ""
+        if before and not row.whole:
+            joins = words[0][0] in "-," or (words[0][0].isdigit() and self._short(row))
+            if joins:
+                row.cells[-1] = Cell(before + words.pop(0), -1)
+            elif _is_affinity(before) and _is_affinity(words[0]):
+                self.problems.append(
+                    f"{row.name}: the line is wrapped between {before!r} and {words[0]!r}: neither "
+                    "is believed"
+                )
+                row.cells[-1] = Cell("", -1)
+                words = ["", *words[1:]]
+        row.cells += [Cell(word, -1) for word in words]
 
     def finish(self, legend: dict[str, str], *, hides_nvlink: bool) -> SmiMatrix | None:
         """Return what the lines hold, None where they hold no row."""
@@ -307,7 +339,7 @@ class _Table:
     ) -> tuple[dict[str, Affinity], tuple[str, ...]]:
         found: dict[str, Affinity] = {}
         for row, (_, rest) in zip(self.rows, taken, strict=True):
-            if _is_gpu(row.name):
+            if _is_gpu(row.name) and (self.titles or not row.wrapped):
                 value, problems = read_affinity(rest, self.titles, tabs=row.tabs, cut=row.cut)
                 found[row.name] = value
                 self.problems += [f"{row.name}: {problem}" for problem in problems]

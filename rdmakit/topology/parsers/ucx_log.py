@@ -151,6 +151,30 @@ _RULES = (
         "name the device that joins the hosts in UCX_NET_DEVICES; check the firewall",
     ),
     _rule(
+        r"open\((?:file_name=)?/proc/\d+/fd/\S*\) failed|/proc/\d+/fd/\d+.*(?:No such file|denied)",
+        "a rank cannot reach its neighbour's shared memory through /proc: other PID namespace "
+        "(containers on one host) or hardening",
+        "share the PID namespace (docker --pid=host, one container per node), or "
+        "UCX_POSIX_USE_PROC_LINK=n with a common /dev/shm",
+    ),
+    _rule(
+        r"fork\(\) has been issued|ibv_fork_init",
+        "a process forked while RDMA memory was registered: the child or both may read wrong data",
+        "start children by spawn (multiprocessing.set_start_method('spawn'))",
+    ),
+    _rule(
+        r"no (?:active messages|am|remote registered memory access|tag) .*transport",
+        "two ranks have no transport that can do what is asked, for the reasons in the message",
+        "UCX_TLS must hold a network transport and, for GPU memory, cuda",
+        fatal=True,
+    ),
+    _rule(
+        r"failed to (?:query|get) gid|invalid gid|no (?:valid|usable) gid",
+        "the GID that UCX was told to use does not exist on that port",
+        "unset UCX_IB_GID_INDEX, or take the RoCE v2 index that show_gids has on this host",
+        fatal=True,
+    ),
+    _rule(
         r"Destination is unreachable",
         "two ranks have no transport in common",
         "UCX_NET_DEVICES and UCX_TLS must allow the same on both hosts",
