@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import msgspec
 
 from rdmakit.buffer import Buffer
+from rdmakit.device_mail import DeviceMail
 from rdmakit.drivers import cuda
 from rdmakit.errors import InvalidArgument, SetupError, UnsupportedError
 from rdmakit.executor import Guard, Places
@@ -132,6 +133,7 @@ class DeviceSide:
         self._seen: set[tuple[int, int, int]] = set()
         self._ways: list[Staging | Stepped] = []
         self._packing: DevicePacking | None = None
+        self._mail: DeviceMail | None = None
         self._messages: DeviceChannel | None = None
         self._instead: StagedChannel | None = None
         self._unflushed = False
@@ -327,6 +329,13 @@ class DeviceSide:
             self._packing = DevicePacking(self.gpu, self.device, self.waiter)
         return self._packing
 
+    @property
+    def mail(self) -> DeviceMail:
+        """What messages between two ranks take, closed with this. Local."""
+        if self._mail is None:
+            self._mail = DeviceMail(self.gpu, self.device, self.enter, direct=self.direct)
+        return self._mail
+
     def staging(self, **options: Any) -> Staging:
         """Return a way through host memory, closed with this."""
         made = Staging(self.gpu.door, self.waiter, **options)
@@ -344,7 +353,7 @@ class DeviceSide:
         Programs and stagings wait for the device; then the windows they used are unmapped by all,
         then the node's own.
         """
-        for part in (*self._ways, self._packing):
+        for part in (*self._ways, self._packing, self._mail):
             if part is not None:
                 part.close()
         for channel in (self._messages, self._instead):
@@ -357,5 +366,5 @@ class DeviceSide:
         if self._event is not None:
             self._event.close()
         self.node, self._shared, self._messages, self._event = None, None, None, None
-        self._instead, self._packing = None, None
+        self._instead, self._packing, self._mail = None, None, None
         self._ways = []

@@ -3,19 +3,22 @@
 Messages come over several ways (MPI inside a node, the job's channel between nodes, and to
 oneself), each of which keeps the order of one source. All are matched here, so that a receive
 from any source sees all of them, a receive that is not matched can be taken back, and one that
-is too short knows how long the message is.
+is too short knows how long the message is. Of a message in pieces (:mod:`rdmakit.long_mail`) the
+head is matched.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 
 from rdmakit.engine import Pending
 from rdmakit.errors import MessageTruncated
-from rdmakit.protocols import Arrived, Bytes, Mail, Request
+from rdmakit.long_mail import Inbox, Incoming, Outbox, Outgoing, Parts, receive_into
+from rdmakit.protocols import Arrived, Bytes, Form, Mail, Request
 
 __all__ = ["ANY", "TAG_UB", "Mailbox", "Transfer"]
 
@@ -49,7 +52,7 @@ class _Receive:
 
     __slots__ = ("data", "source", "tag", "transfer")
 
-    def __init__(self, transfer: Transfer, source: int, tag: int, data: Bytes) -> None:
+    def __init__(self, transfer: Transfer, source: int, tag: int, data: Bytes | Incoming) -> None:
         self.transfer, self.source, self.tag, self.data = transfer, source, tag, data
 
     def takes(self, message: Arrived) -> bool:
@@ -64,11 +67,13 @@ class _Own:
     """Messages of this rank to itself. See :class:`rdmakit.protocols.Mail`."""
 
     tags = TAG_UB + 1
+    numbers = 1 << 16
+    direct = False
 
     def __init__(self, rank: int) -> None:
         self._rank, self._there = rank, deque[Arrived]()
 
-    def send(self, peer: int, data: Bytes, tag: int) -> Request:
+    def send(self, peer: int, data: Bytes, tag: int, form: Form = Form.WHOLE) -> Request:
         sent = _Flag()
         if data.nbytes <= _EAGER:
             data, sent.complete = data.copy(), True
@@ -78,7 +83,7 @@ class _Own:
             sent.complete = True
             return _Flag(True)
 
-        self._there.append(Arrived(self._rank, tag, data.nbytes, receive))
+        self._there.append(Arrived(self._rank, tag, data.nbytes, receive, form))
         return sent
 
     def arrived(self) -> Arrived | None:
@@ -120,22 +125,31 @@ class Mailbox:
         self._receives: list[_Receive] = []
         self._messages: list[tuple[Mail, Arrived]] = []
         self._moving: list[tuple[Request, Transfer, Mail]] = []
+        self._inbox, self._outbox = Inbox(), Outbox()
 
     @property
     def busy(self) -> bool:
         """Whether any send or receive is not complete."""
         return bool(self._moving or self._receives)
 
-    def send(self, transfer: Transfer, peer: int, data: Bytes, tag: int) -> None:
+    def send(self, transfer: Transfer, peer: int, data: Bytes | Outgoing, tag: int) -> None:
         """Start sending ``data`` to rank ``peer``."""
         way = self._routes[peer]
-        request = way.send(peer, data, tag)
+        request: Request
+        if isinstance(data, np.ndarray):
+            request = way.send(peer, data, tag)
+        else:
+            request = self._outbox.send(way, peer, data, tag, partial(self._step, transfer))
         if request.done():
             transfer.end()
         else:
             self._moving.append((request, transfer, way))
 
-    def receive(self, transfer: Transfer, source: int, tag: int, data: Bytes) -> None:
+    def _step(self, transfer: Transfer) -> None:
+        transfer.moves += 1
+        self._inbox.moved = True
+
+    def receive(self, transfer: Transfer, source: int, tag: int, data: Bytes | Incoming) -> None:
         """Start receiving into ``data`` what comes from ``source`` with ``tag`` (or ANY)."""
         receive = _Receive(transfer, source, tag, data)
         for index, (way, message) in enumerate(self._messages):
@@ -156,6 +170,8 @@ class Mailbox:
         for receive in self._receives:
             if receive.transfer is transfer:
                 self._receives.remove(receive)
+                if not isinstance(receive.data, np.ndarray):
+                    receive.data.drop()
                 transfer.cancelled = True
                 transfer.end()
                 return True
@@ -177,7 +193,11 @@ class Mailbox:
         Raises:
             TransportError: a message was lost.
         """
-        moved = self._look_in() if self._receives else False
+        inbox = self._inbox
+        inbox.moved = False
+        if self._receives or inbox.hungry:
+            self._look_in()
+        moved = inbox.moved
         if self._moving:
             still = []
             for entry in self._moving:
@@ -185,16 +205,18 @@ class Mailbox:
                     entry[1].end(entry[1].error)
                 else:
                     still.append(entry)
-            moved = moved or len(still) < len(self._moving)
+            moved = inbox.moved or len(still) < len(self._moving)
             self._moving = still
         return moved
 
-    def _look_in(self, *, all_: bool = False) -> bool:
+    def _look_in(self, *, all_: bool = False) -> None:
         """Match what has come; while receives wait for it, or all there is."""
-        moved = False
+        inbox = self._inbox
         for way in self._ways:
-            while (self._receives or all_) and (message := way.arrived()) is not None:
-                moved = True
+            while self._receives or all_ or inbox.hungry:
+                message = inbox.next(way)
+                if message is None:
+                    break
                 for receive in self._receives:
                     if receive.takes(message):
                         self._receives.remove(receive)
@@ -202,23 +224,31 @@ class Mailbox:
                         break
                 else:
                     self._messages.append((way, message))
-        return moved
 
     def _take(self, receive: _Receive, message: Arrived, way: Mail) -> None:
         transfer, data = receive.transfer, receive.data
         transfer.source, transfer.tag = message.source, message.tag
         transfer.nbytes = message.nbytes
         transfer.moves += 1
-        into = data[: message.nbytes]
+        if message.pieces is not None:
+            self._inbox.feed(message)
+        into = data[: message.nbytes] if isinstance(data, np.ndarray) else data
         if message.nbytes > data.nbytes:
             transfer.error = MessageTruncated(
                 f"rank {self.rank}: {transfer.label}: the message of {message.nbytes} bytes from "
                 f"rank {message.source} with tag {message.tag} is longer than the array of "
                 f"{data.nbytes} bytes; it is lost"
             )
+            if not isinstance(data, np.ndarray):
+                data.drop()
             into = np.empty(message.nbytes, np.uint8)  # its sender waits for it to be taken
             transfer.keep = (transfer.keep, into)
-        request = message.receive(into)
+        if not isinstance(into, np.ndarray):
+            request: Request = into.begin(message, partial(self._step, transfer))
+        elif message.pieces is not None:
+            request = receive_into(into, message, partial(self._step, transfer))
+        else:
+            request = message.receive(into)
         if request.done():
             transfer.end(transfer.error)
         else:
@@ -229,8 +259,12 @@ class Mailbox:
         moving, self._moving = self._moving, []
         waiting, self._receives = self._receives, []
         self._messages.clear()
+        self._inbox.abandon()
         for request, transfer, way in moving:
-            way.abandon([request], [transfer.keep])
+            if isinstance(request, Parts):
+                request.abandon(way, [transfer.keep])
+            else:
+                way.abandon([request], [transfer.keep])
             transfer.end(error)
         for receive in waiting:
             receive.transfer.end(error)

@@ -4,23 +4,40 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-from rdmakit.buffer import Buffer, as_buffer, bytes_at
+import numpy as np
+
+from rdmakit.buffer import Buffer, bytes_at
 from rdmakit.datatypes import MemoryKind
+from rdmakit.device_side import DeviceSide
 from rdmakit.errors import InvalidArgument, TransportError, UnsupportedError
 from rdmakit.group import Group
+from rdmakit.long_mail import Incoming, Outgoing
 from rdmakit.mailbox import ANY, TAG_UB, Mailbox
+from rdmakit.message_arrays import incoming, message, outgoing
 from rdmakit.operation import Persistent
 from rdmakit.process.phase import current
-from rdmakit.protocols import Arrived
+from rdmakit.protocols import Arrived, Bytes
 from rdmakit.request import ANY_SOURCE, ANY_TAG, PROC_NULL, Request, Special, check_timeout, fill
 
 __all__ = ["TAG_UB", "PointToPoint"]
 
 
 class PointToPoint(Group):
-    """Send, receive, probe. Arrays are contiguous host memory of any plain type.
+    """Send, receive, probe. Arrays are host or GPU memory of any plain type, strided or not.
+
+    A message is the bytes of the elements in C order, so that the two sides may have other
+    strides, or one of them GPU memory. An array that is received into must have each element in
+    its own place; it is written when the message is there.
+
+    GPU arrays: a call takes what is there after the present work of ``stream`` (any CUDA stream;
+    default: CuPy's current one), and a receive writes after it. A send is complete when the array
+    may be written again, a receive when the bytes are in GPU memory, for later work of any stream:
+    Wait, Test and ``done`` tell. Nothing of it can be captured into a CUDA graph. Inside a node,
+    and between nodes unless ``RDMAKIT_GPU_DIRECT`` holds, they go through pinned host memory in
+    pieces; scratch and pinned memory are kept until close. ``stream`` means nothing to host arrays.
 
     Messages of one pair of ranks with fitting tags are received in the order they were sent.
     A message may be shorter than the array it is received into; its Status tells. One that is
@@ -33,6 +50,7 @@ class PointToPoint(Group):
     """
 
     _mailbox: Mailbox
+    _gpus: DeviceSide
 
     @property
     def tag_ub(self) -> int:
@@ -41,10 +59,18 @@ class PointToPoint(Group):
 
     # -- that block ---------------------------------------------------------------------------
 
-    def Send(self, buf: object, dest: Any, tag: int = 0, *, timeout: float | None = None) -> None:
+    def Send(
+        self,
+        buf: object,
+        dest: Any,
+        tag: int = 0,
+        *,
+        stream: object = None,
+        timeout: float | None = None,
+    ) -> None:
         """Send ``buf`` to rank ``dest``. Returns when ``buf`` may be changed."""
         check_timeout(timeout)
-        self._send(buf, dest, tag, background=False).Wait(timeout=timeout)
+        self._send(buf, dest, tag, stream, background=False).Wait(timeout=timeout)
         self._state.settle()
 
     def Recv(
@@ -54,6 +80,7 @@ class PointToPoint(Group):
         tag: Any = ANY_TAG,
         status: Any = None,
         *,
+        stream: object = None,
         timeout: float | None = None,
     ) -> None:
         """Receive into ``buf`` from rank ``source``. Returns when it is there.
@@ -63,13 +90,14 @@ class PointToPoint(Group):
             source: a rank, or ANY_SOURCE.
             tag: a tag, or ANY_TAG.
             status: filled with what came.
+            stream: see the class.
             timeout: seconds to wait; default: the configuration's.
 
         Raises:
             MessageTruncated: the message is longer, and lost.
         """
         check_timeout(timeout)
-        self._receive(buf, source, tag, background=False).Wait(status, timeout=timeout)
+        self._receive(buf, source, tag, stream, background=False).Wait(status, timeout=timeout)
 
     def Sendrecv(
         self,
@@ -81,12 +109,14 @@ class PointToPoint(Group):
         recvtag: Any = ANY_TAG,
         status: Any = None,
         *,
+        stream: object = None,
         timeout: float | None = None,
     ) -> None:
         """Send and receive at once; the two must not overlap. Blocking."""
         check_timeout(timeout)
-        receive = self._receive(recvbuf, source, recvtag, background=False)
-        self._send_and_wait(receive, sendbuf, dest, sendtag, status, timeout)
+        send = partial(self._send, sendbuf, dest, sendtag, stream, background=False)
+        receive = self._receive(recvbuf, source, recvtag, stream, background=False)
+        self._send_and_wait(receive, send, status, timeout)
 
     def Sendrecv_replace(
         self,
@@ -97,26 +127,31 @@ class PointToPoint(Group):
         recvtag: Any = ANY_TAG,
         status: Any = None,
         *,
+        stream: object = None,
         timeout: float | None = None,
     ) -> None:
         """Send ``buf`` and receive into it. Blocking; holds a copy meanwhile."""
         check_timeout(timeout)
-        what = self._message(buf, "buf", writable=True)
-        copy = bytes_at(what.address, what.nbytes).copy()
-        receive = self._receive(buf, source, recvtag, background=False)
-        self._send_and_wait(receive, copy, dest, sendtag, status, timeout)
+        message(buf, "buf", writable=True)
+        what, peer, number = self._check_send(buf, dest, sendtag)
+        self._wanted(source, recvtag)
+        copy: Bytes | Outgoing = np.empty(0, np.uint8)
+        if peer is not None:
+            with self._engine.held():
+                copy = outgoing(what, self._gpus, stream, copy=True)
+        receive = self._receive(buf, source, recvtag, stream, background=False)
+        send = partial(self._start_send, copy, (buf, copy), what, peer, number, background=False)
+        self._send_and_wait(receive, send, status, timeout)
 
     def _send_and_wait(
         self,
         receive: Request,
-        sendbuf: object,
-        dest: Any,
-        tag: int,
+        begin: Callable[[], Request],
         status: Any,
         timeout: float | None,
     ) -> None:
         try:
-            send = self._send(sendbuf, dest, tag, background=False)
+            send = begin()
         except (InvalidArgument, UnsupportedError):
             receive.Cancel()
             raise
@@ -163,13 +198,20 @@ class PointToPoint(Group):
 
     # -- that do not --------------------------------------------------------------------------
 
-    def Isend(self, buf: object, dest: Any, tag: int = 0) -> Request:
+    def Isend(self, buf: object, dest: Any, tag: int = 0, *, stream: object = None) -> Request:
         """Begin :meth:`Send`; ``buf`` must not be changed until the request is complete."""
-        return self._send(buf, dest, tag, background=True)
+        return self._send(buf, dest, tag, stream, background=True)
 
-    def Irecv(self, buf: object, source: Any = ANY_SOURCE, tag: Any = ANY_TAG) -> Request:
+    def Irecv(
+        self,
+        buf: object,
+        source: Any = ANY_SOURCE,
+        tag: Any = ANY_TAG,
+        *,
+        stream: object = None,
+    ) -> Request:
         """Begin :meth:`Recv`; ``buf`` must not be used until the request is complete."""
-        return self._receive(buf, source, tag, background=True)
+        return self._receive(buf, source, tag, stream, background=True)
 
     def Iprobe(self, source: Any = ANY_SOURCE, tag: Any = ANY_TAG, status: Any = None) -> bool:
         """Return whether a message can be received, and tell of it. Local, does not block."""
@@ -185,44 +227,78 @@ class PointToPoint(Group):
         fill(status, found[0].source, found[0].tag, found[0].nbytes)
         return True
 
-    def Send_init(self, buf: object, dest: Any, tag: int = 0) -> Persistent:
+    def Send_init(
+        self, buf: object, dest: Any, tag: int = 0, *, stream: object = None
+    ) -> Persistent:
         """Return a send that can be started any number of times. Local."""
         self._check_send(buf, dest, tag)
-        return Persistent(lambda: self.Isend(buf, dest, tag))
+        return Persistent(lambda: self.Isend(buf, dest, tag, stream=stream))
 
-    def Recv_init(self, buf: object, source: Any = ANY_SOURCE, tag: Any = ANY_TAG) -> Persistent:
+    def Recv_init(
+        self,
+        buf: object,
+        source: Any = ANY_SOURCE,
+        tag: Any = ANY_TAG,
+        *,
+        stream: object = None,
+    ) -> Persistent:
         """Return a receive that can be started any number of times. Local."""
-        self._message(buf, "buf", writable=True)
+        message(buf, "buf", writable=True)
         self._wanted(source, tag)
-        return Persistent(lambda: self.Irecv(buf, source, tag))
+        return Persistent(lambda: self.Irecv(buf, source, tag, stream=stream))
 
     # -- how they are done --------------------------------------------------------------------
 
     def _check_send(self, buf: object, dest: Any, tag: Any) -> tuple[Buffer, int | None, int]:
         self._check_usable()
-        what = self._message(buf, "buf", writable=False)
+        what = message(buf, "buf", writable=False)
         number = self._tag(tag)
         return what, None if PROC_NULL.means(dest) else self._peer("dest", dest), number
 
-    def _send(self, buf: object, dest: Any, tag: int, *, background: bool) -> Request:
+    def _send(
+        self, buf: object, dest: Any, tag: int, stream: object, *, background: bool
+    ) -> Request:
         what, peer, tag = self._check_send(buf, dest, tag)
+        if peer is None:
+            return self._nothing("send to nobody", "send")
+        keep: object = buf
+        data: Bytes | Outgoing
+        if what.kind is MemoryKind.HOST and what.strided is None:
+            data = bytes_at(what.address, what.nbytes)
+        else:
+            with self._engine.held():
+                data = outgoing(what, self._gpus, stream)
+            keep = (buf, data)
+        return self._start_send(data, keep, what, peer, tag, background=background)
+
+    def _start_send(
+        self,
+        data: Bytes | Outgoing,
+        keep: object,
+        what: Buffer,
+        peer: int | None,
+        tag: int,
+        *,
+        background: bool,
+    ) -> Request:
         if peer is None:
             return self._nothing("send to nobody", "send")
         request = Request(
             self._state,
             self._waiter,
             lambda: f"send to rank {peer} (tag {tag}, {what.nbytes} bytes)",
-            buf,
+            keep,
             kind="send",
             nbytes=what.nbytes,
         )
-        data = bytes_at(what.address, what.nbytes)
         self._post(lambda: self._mailbox.send(request, peer, data, tag), background)
         return request
 
-    def _receive(self, buf: object, source: Any, tag: Any, *, background: bool) -> Request:
+    def _receive(
+        self, buf: object, source: Any, tag: Any, stream: object, *, background: bool
+    ) -> Request:
         self._check_usable()
-        what = self._message(buf, "buf", writable=True)
+        what = message(buf, "buf", writable=True)
         wanted = self._wanted(source, tag)
         if wanted is None:
             return self._nothing("receive from nobody", "receive")
@@ -234,7 +310,12 @@ class PointToPoint(Group):
             kind="receive",
             nbytes=what.nbytes,
         )
-        data = bytes_at(what.address, what.nbytes)
+        data: Bytes | Incoming
+        if what.kind is MemoryKind.HOST and what.strided is None:
+            data = bytes_at(what.address, what.nbytes)
+        else:
+            with self._engine.held():
+                data = incoming(what, self._gpus, stream)
         self._post(lambda: self._mailbox.receive(request, *wanted, data), background)
         return request
 
@@ -263,17 +344,6 @@ class PointToPoint(Group):
             self._fail(exc)
             raise
         return [] if found is None else [found]
-
-    def _message(self, buf: object, name: str, *, writable: bool) -> Buffer:
-        what = as_buffer(buf, name, writable=writable)
-        if what.kind is not MemoryKind.HOST:
-            raise UnsupportedError(
-                f"{name} is GPU memory: messages between two ranks are served on host arrays "
-                "only; copy it to the host"
-            )
-        if what.dtype.hasobject or not what.dtype.itemsize:
-            raise UnsupportedError(f"elements of type {what.dtype} are not plain bytes")
-        return what
 
     def _wanted(self, source: Any, tag: Any) -> tuple[int, int] | None:
         """Return source and tag of a receive, ANY for any; None for PROC_NULL."""

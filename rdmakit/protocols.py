@@ -7,6 +7,8 @@ in-memory fakes, POSIX shared memory, CUDA IPC, UCX and MPI are interchangeable.
 
 from __future__ import annotations
 
+import enum
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
@@ -20,6 +22,8 @@ __all__ = [
     "Bytes",
     "Channel",
     "DeviceChannel",
+    "DirectMail",
+    "Form",
     "Mail",
     "Request",
     "TaggedChannel",
@@ -80,6 +84,15 @@ class Request(Protocol):
         ...
 
 
+class Form(enum.IntEnum):
+    """What a message between two ranks is on its way; see :mod:`rdmakit.long_mail`."""
+
+    WHOLE = 0
+    HEAD = 1
+    """Announces a message that comes in pieces."""
+    PIECE = 2
+
+
 @dataclass(slots=True)
 class Arrived:
     """A message that has come and waits for memory; nobody else can receive it any more."""
@@ -87,11 +100,16 @@ class Arrived:
     source: int
     """Rank that sent it."""
     tag: int
-    """The user's tag."""
+    """The user's tag; of a piece the number of its message."""
     nbytes: int
     """Its length."""
     receive: Callable[[Bytes], Request]
     """Starts receiving it into memory of at least that length. Local, does not block."""
+    form: Form = Form.WHOLE
+    receive_device: Callable[[int, int], Request] | None = None
+    """The same into GPU memory (address, bytes), where what carries it can."""
+    pieces: deque[Arrived] | None = None
+    """Of a message that comes in pieces: those that have come and were not taken yet."""
 
 
 class Mail(Protocol):
@@ -99,11 +117,16 @@ class Mail(Protocol):
 
     tags: int
     """The user's tags are below this; equal on all ranks."""
+    numbers: int
+    """Messages that may be on their way in pieces to one rank; equal on all ranks."""
+    direct: bool
+    """Whether :class:`DirectMail` may be asked for, where the communicator allows it."""
 
-    def send(self, peer: int, data: Bytes, tag: int) -> Request:
+    def send(self, peer: int, data: Bytes, tag: int, form: Form = Form.WHOLE) -> Request:
         """Start sending ``data`` to rank ``peer``. Local, does not block.
 
-        The caller keeps the memory alive until the request is done.
+        The caller keeps the memory alive until the request is done. ``tag`` of a piece is the
+        number of its message, of a head 0.
         """
         ...
 
@@ -113,6 +136,14 @@ class Mail(Protocol):
 
     def abandon(self, requests: Sequence[Request], keep: Sequence[object]) -> None:
         """Give up ``requests`` after an error; ``keep`` (their memory) must outlive them."""
+        ...
+
+
+class DirectMail(Mail, Protocol):
+    """Mail that also takes GPU memory."""
+
+    def send_device(self, peer: int, address: int, nbytes: int, number: int) -> Request:
+        """Start sending GPU memory, which is complete, as one piece. Local, does not block."""
         ...
 
 

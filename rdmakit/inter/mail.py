@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from typing import cast
 
-from rdmakit.inter.tags import KIND_MASK, USER_TAGS, TagKind, pack
-from rdmakit.protocols import Arrived, Bytes, Request, TaggedChannel
+from rdmakit.inter.tags import KIND_MASK, USER_BITS, USER_TAGS, TagKind, form_of, formed, pack
+from rdmakit.protocols import Arrived, Bytes, DeviceChannel, Form, Request, TaggedChannel
 
 __all__ = ["ChannelMail"]
 
@@ -15,6 +15,7 @@ class ChannelMail:
     """See :class:`rdmakit.protocols.Mail`. Local to make."""
 
     tags = USER_TAGS
+    numbers = 1 << 16
 
     def __init__(self, channel: TaggedChannel, communicator: int, job: Sequence[int]) -> None:
         """Describe it.
@@ -27,18 +28,29 @@ class ChannelMail:
         self._channel, self._job = channel, job
         self._ranks = {there: here for here, there in enumerate(job)}
         self._tag = pack(communicator, TagKind.POINT_TO_POINT, 0)
+        self.direct = hasattr(channel, "wrap_device")
 
-    def send(self, peer: int, data: Bytes, tag: int) -> Request:
+    def send(self, peer: int, data: Bytes, tag: int, form: Form = Form.WHOLE) -> Request:
         """Start sending."""
         channel = self._channel
+        if form:
+            tag = formed(tag, form, USER_TAGS)
         return channel.send(self._job[peer], channel.wrap(data), self._tag | tag)
+
+    def send_device(self, peer: int, address: int, nbytes: int, number: int) -> Request:
+        """Start sending GPU memory."""
+        channel = cast(DeviceChannel, self._channel)
+        tag = self._tag | formed(number, Form.PIECE, USER_TAGS)
+        return channel.send(self._job[peer], channel.wrap_device(address, nbytes), tag)
 
     def arrived(self) -> Arrived | None:
         """Take the next message that has come."""
         found = self._channel.arrived(self._tag, KIND_MASK)
         if found is None:
             return None
-        return replace(found, source=self._ranks[found.source], tag=found.tag % USER_TAGS)
+        found.source = self._ranks[found.source]
+        found.tag, found.form = form_of(found.tag % USER_BITS, USER_TAGS)
+        return found
 
     def abandon(self, requests: Sequence[Request], keep: Sequence[object]) -> None:
         """As the channel's."""

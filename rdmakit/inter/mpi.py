@@ -12,8 +12,8 @@ from typing import Any
 
 from rdmakit.bootstrap import MpiBootstrap, load_mpi
 from rdmakit.errors import TransportError, UnsupportedError
-from rdmakit.inter.tags import MESSAGES, unpack
-from rdmakit.protocols import Arrived, Bytes, Request
+from rdmakit.inter.tags import MESSAGES, USER_TAGS, form_of, formed, unpack
+from rdmakit.protocols import Arrived, Bytes, Form, Request
 
 __all__ = ["MpiChannel", "MpiMail"]
 
@@ -58,15 +58,21 @@ def _whole(data: Bytes, mpi: Any) -> tuple[list[Any], Any]:
 class MpiMail:
     """See :class:`rdmakit.protocols.Mail`: on an MPI communicator that has no other messages."""
 
+    direct = False
+
     def __init__(self, comm: Any) -> None:
         """Describe it. Local; ``comm`` has the ranks of the communicator that is served."""
         self._mpi, self._comm = load_mpi(), comm
         self._status = self._mpi.Status()
         self._probe = comm.Improbe
-        self.tags: int = (comm.Get_attr(self._mpi.TAG_UB) or 32767) + 1
+        room: int = (comm.Get_attr(self._mpi.TAG_UB) or 32767) + 1
+        self.numbers = min(1 << 16, room // 8)
+        self.tags = min(USER_TAGS, room - 1 - self.numbers)
 
-    def send(self, peer: int, data: Bytes, tag: int) -> Request:
+    def send(self, peer: int, data: Bytes, tag: int, form: Form = Form.WHOLE) -> Request:
         """Start sending."""
+        if form:
+            tag = formed(tag, form, self.tags)
         what, made = _whole(data, self._mpi)
         request = self._comm.Isend(what, peer, tag)
         if made is not None:
@@ -88,7 +94,8 @@ class MpiMail:
                 made.Free()
             return _MpiRequest(request, f"receive from rank {source}")
 
-        return Arrived(source, status.Get_tag(), status.Get_elements(mpi.BYTE), receive)
+        tag, form = form_of(status.Get_tag(), self.tags)
+        return Arrived(source, tag, status.Get_elements(mpi.BYTE), receive, form)
 
     def abandon(self, requests: Sequence[Request], keep: Sequence[object]) -> None:
         """Keep requests and memory until the process ends."""

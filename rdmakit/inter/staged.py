@@ -12,17 +12,17 @@ another; more come out of a pool that is bounded.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from rdmakit.protocols import Channel, Request
 
-__all__ = ["PIECE", "StagedChannel"]
+__all__ = ["AHEAD", "PIECE", "Piece", "PinnedPool", "StagedChannel"]
 
 PIECE = 1 << 20
 """Bytes of a piece: over TCP some hundred microseconds, against some ten for its handling."""
-_AHEAD = 4
+AHEAD = 4
 """Pieces of one message under way at once: one copied, two in the network, one to spare."""
 _POOL = 64
 """Pieces that messages may hold together beyond their first."""
@@ -41,7 +41,7 @@ class _Handle:
     nbytes: int
 
 
-class _Piece:
+class Piece:
     """Pinned memory of one piece, reused."""
 
     __slots__ = ("address", "bytes", "event", "place", "request", "whole")
@@ -55,40 +55,49 @@ class _Piece:
         self.request: Any = None
 
 
-class _Pool:
-    """Pinned pieces; grows, is freed as a whole."""
+class PinnedPool:
+    """Pinned pieces; grows, is freed as a whole.
 
-    def __init__(self, door: Any, channel: Channel, piece: int) -> None:
-        self._door, self._channel, self._piece = door, channel, piece
+    Attributes:
+        piece: bytes of each.
+    """
+
+    def __init__(self, door: Any, wrap: Callable[[Any], Any], piece: int) -> None:
+        """Describe it; ``wrap`` makes of memory what messages take."""
+        self._door, self._wrap, self.piece = door, wrap, piece
         self._slabs: list[Any] = []
-        self._free: list[_Piece] = []
-        self._pieces: list[_Piece] = []
+        self._free: list[Piece] = []
+        self._pieces: list[Piece] = []
 
-    def take(self, *, first: bool) -> _Piece | None:
+    def take(self, *, first: bool) -> Piece | None:
         """Return a free piece; None when all are in use and this message has one already."""
         if not self._free and (first or len(self._pieces) < _POOL):
             self._grow()
         return self._free.pop() if self._free else None
 
     def _grow(self) -> None:
-        slab = self._door.PinnedMemory(self._piece * _SLAB)
+        slab = self._door.PinnedMemory(self.piece * _SLAB)
         self._slabs.append(slab)
         for index in range(_SLAB):
-            at = index * self._piece
-            data = slab.bytes[at : at + self._piece]
-            whole = self._channel.wrap(data)
-            made = _Piece(slab.address + at, data, self._door.Event(), whole)
+            at = index * self.piece
+            data = slab.bytes[at : at + self.piece]
+            whole = self._wrap(data)
+            made = Piece(slab.address + at, data, self._door.Event(), whole)
             self._free.append(made)
             self._pieces.append(made)
 
-    def give(self, piece: _Piece) -> None:
+    def give(self, piece: Piece) -> None:
         """Take a piece back."""
         piece.request = None
         self._free.append(piece)
 
-    def handle(self, piece: _Piece, nbytes: int) -> Any:
+    def end(self) -> None:
+        """Keep all until the process ends: a late peer may still write it."""
+        _QUARANTINE.append(self)
+
+    def handle(self, piece: Piece, nbytes: int) -> Any:
         """Return the host channel's handle of the piece's first bytes."""
-        return piece.whole if nbytes == self._piece else self._channel.wrap(piece.bytes[:nbytes])
+        return piece.whole if nbytes == self.piece else self._wrap(piece.bytes[:nbytes])
 
     def close(self) -> None:
         """Free all; nothing is under way."""
@@ -108,9 +117,9 @@ class _Message:
     peer: int
     tag: int
     sends: bool
-    first: deque[_Piece] = field(default_factory=deque)
+    first: deque[Piece] = field(default_factory=deque)
     """Sending: copied from the GPU; receiving: in the network."""
-    second: deque[_Piece] = field(default_factory=deque)
+    second: deque[Piece] = field(default_factory=deque)
     next: int = 0
     """Bytes for which a piece was taken."""
     complete: bool = False
@@ -148,7 +157,7 @@ class StagedChannel:
         """
         self.name, self.messages = host.name, host.messages
         self._door, self._host, self._piece = door, host, piece
-        self._pool = _Pool(door, host, piece)
+        self._pool = PinnedPool(door, host.wrap, piece)
         self._streams: tuple[Any, Any] | None = None
         self._active: list[_Message] = []
         self._broken = False
@@ -226,7 +235,7 @@ class StagedChannel:
         """Take pieces for what comes next of a message."""
         first, second, pool = message.first, message.second, self._pool
         assert self._streams is not None
-        while message.next < message.handle.nbytes and len(first) + len(second) < _AHEAD:
+        while message.next < message.handle.nbytes and len(first) + len(second) < AHEAD:
             piece = pool.take(first=not first and not second)
             if piece is None:
                 return

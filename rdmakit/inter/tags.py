@@ -12,7 +12,7 @@ from __future__ import annotations
 import enum
 
 from rdmakit.errors import InvalidArgument, UnsupportedError
-from rdmakit.protocols import Bootstrap
+from rdmakit.protocols import Bootstrap, Form
 
 __all__ = [
     "COMMUNICATORS",
@@ -20,9 +20,12 @@ __all__ = [
     "MESSAGES",
     "SEQUENCES",
     "SOURCES",
+    "USER_BITS",
     "USER_TAGS",
     "Numbers",
     "TagKind",
+    "form_of",
+    "formed",
     "pack",
     "source_of",
     "unpack",
@@ -34,8 +37,10 @@ MESSAGES = 1 << _MESSAGE
 SEQUENCES = 1 << _SEQUENCE
 SOURCES = 1 << _SOURCE
 COMMUNICATORS = 1 << _COMMUNICATOR
-USER_TAGS = 1 << (_SEQUENCE + _MESSAGE)
-"""Tags that fit a message between two ranks."""
+USER_BITS = 1 << (_SEQUENCE + _MESSAGE)
+"""What fits the place of a user's tag."""
+USER_TAGS = 1 << 28
+"""Tags of messages between two ranks; what is above them says that a message is in pieces."""
 _KINDS = (1 << _KIND) - 1
 KIND_MASK = (COMMUNICATORS - 1 << (_SOURCE + _KIND) | _KINDS) << (_SEQUENCE + _MESSAGE)
 """The bits of communicator and kind."""
@@ -90,6 +95,18 @@ def unpack(tag: int) -> tuple[int, int, TagKind, int, int]:
     kind = TagKind(tag % (1 << _KIND))
     tag >>= _KIND
     return tag >> _SOURCE, tag % SOURCES, kind, sequence, message
+
+
+def formed(tag: int, form: Form, tags: int) -> int:
+    """Return what stands in the place of the user's tag, those being below ``tags``."""
+    return tag if not form else tags + (1 + tag if form is Form.PIECE else 0)
+
+
+def form_of(value: int, tags: int) -> tuple[int, Form]:
+    """Undo :func:`formed`."""
+    if value < tags:
+        return value, Form.WHOLE
+    return (value - tags - 1, Form.PIECE) if value > tags else (0, Form.HEAD)
 
 
 class Numbers:

@@ -290,7 +290,19 @@ class UcxChannel:
             request = worker.tag_recv_with_handle(self._array(data), found)
             return _UcxRequest(request, f"receive from rank {source}")
 
-        return Arrived(source, whole & ~with_source(0, SOURCES - 1), found.length, receive)
+        def receive_device(address: int, nbytes: int) -> Request:
+            if source not in self._endpoints:
+                self._endpoint(source)
+            request = worker.tag_recv_with_handle(self.wrap_device(address, nbytes), found)
+            return _UcxRequest(request, f"receive from rank {source}")
+
+        return Arrived(
+            source,
+            whole & ~with_source(0, SOURCES - 1),
+            found.length,
+            receive,
+            receive_device=receive_device,
+        )
 
     def progress(self) -> None:
         """Move messages along."""

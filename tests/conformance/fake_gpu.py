@@ -20,6 +20,7 @@ from rdmakit.layout import RankLayout
 from rdmakit.memory import MemoryBootstrap, MemoryChannel, MemoryWindow
 from rdmakit.plan.pieces import FLAGS
 from rdmakit.plan.shape import Kind
+from rdmakit.protocols import Arrived
 from rdmakit.reduction import reducer
 
 
@@ -62,6 +63,13 @@ class DeviceMessages(MemoryChannel):
 
     def wrap_device(self, address: int, nbytes: int) -> Any:
         return bytes_at(address, nbytes)
+
+    def arrived(self, tag: int, mask: int) -> Arrived | None:
+        found = super().arrived(tag, mask)
+        if found is not None:
+            receive = found.receive
+            found.receive_device = lambda address, nbytes: receive(bytes_at(address, nbytes))
+        return found
 
 
 class Door:

@@ -19,3 +19,13 @@ def test_any_strides(family: str, n: int, per_node: str) -> None:
     result = run_ranks(n, PROGRAM, env=env, timeout=100, python=python_of(family))
     assert result.rc == 0, result.out
     assert "ok strided" in result.out
+
+
+@pytest.mark.parametrize(("n", "per_node"), [(2, "0"), (4, "2")])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_messages(family: str, n: int, per_node: str) -> None:
+    env = {"RDMAKIT_RANKS_PER_NODE": per_node}
+    program = PROGRAM.with_name("strided_messages.py")
+    result = run_ranks(n, program, env=env, timeout=100, python=python_of(family))
+    assert result.rc == 0, result.out
+    assert "ok strided messages" in result.out
