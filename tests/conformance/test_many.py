@@ -435,7 +435,7 @@ def test_misuse_of_the_bucketer() -> None:
         ):
             with pytest.raises(InvalidArgument, match=text):
                 bucketer.ready(0, wrong)
-        with pytest.raises(InvalidArgument, match="3 of 4 arrays are not ready .*: 0, 2, 3; call"):
+        with pytest.raises(InvalidArgument, match=r"3 of 4 arrays are not ready .*: 0, 2, 3; call"):
             bucketer.wait()
         for index in (0, 2, 3):
             bucketer.ready(index)
