@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +15,7 @@ from rdmakit.intra.device_kernels import MAX_DIMS
 from rdmakit.intra.device_local import merge_dims
 from rdmakit.plan.shape import Kind
 
-__all__ = ["IN_PLACE", "check_apart", "check_dims", "fortran", "resolve"]
+__all__ = ["IN_PLACE", "fortran", "resolve"]
 
 _OVERLAP_WORK = 100_000
 """Candidates looked at before two views of the same stretch are taken to overlap."""
@@ -148,60 +147,25 @@ def _check_overlap(kind: Kind, send: Buffer, recv: Buffer, rank: int) -> None:
 
 def _check_strided(kind: Kind, send: Buffer, recv: Buffer, rank: int, size: int) -> None:
     """Check the dimensions and the overlap of arrays of which one at least is gathered."""
-    check_dims("sendbuf", send)
-    check_dims("recvbuf", recv)
+    for name, buffer in (("sendbuf", send), ("recvbuf", recv)):
+        if buffer.strided is None or buffer.kind is MemoryKind.HOST:
+            continue
+        shape, strides = buffer.strided.shape, buffer.strided.strides
+        dims = len(merge_dims((*shape, buffer.dtype.itemsize), (*strides, 1))[0])
+        if dims > MAX_DIMS:
+            raise UnsupportedError(
+                f"{name} has {dims} strided dimensions (shape {shape}, strides {strides}); the GPU "
+                f"gathers {MAX_DIMS}: pass cupy.ascontiguousarray of it"
+            )
     if not recv.nbytes or not send.overlaps(recv) or _is_block(send, recv, rank, kind, size):
         return
-    if _share(send, recv):
-        raise InvalidArgument("sendbuf and recvbuf overlap; only exactly in place is allowed")
-
-
-def check_dims(name: str, buffer: Buffer) -> None:
-    """See that the GPU can gather the array. Local.
-
-    Raises:
-        UnsupportedError: it has too many dimensions with gaps.
-    """
-    if buffer.strided is None or buffer.kind is MemoryKind.HOST:
-        return
-    shape, strides = buffer.strided.shape, buffer.strided.strides
-    dims = len(merge_dims((*shape, buffer.dtype.itemsize), (*strides, 1))[0])
-    if dims > MAX_DIMS:
-        raise UnsupportedError(
-            f"{name} has {dims} strided dimensions (shape {shape}, strides {strides}); the GPU "
-            f"gathers {MAX_DIMS}: pass cupy.ascontiguousarray of it"
-        )
-
-
-def check_apart(arrays: Sequence[Buffer]) -> None:
-    """See that no two of ``arrays`` share an element. Local.
-
-    Raises:
-        InvalidArgument: two do, or it cannot be told in reasonable time.
-    """
-    before: list[tuple[int, int]] = []  # index and end of those that reach beyond what follows
-    for index in sorted(
-        (i for i, a in enumerate(arrays) if a.nbytes), key=lambda i: arrays[i].extent
-    ):
-        begin, end = arrays[index].extent
-        before = [(other, last) for other, last in before if last > begin]
-        for other, _ in before:
-            if arrays[index].kind is arrays[other].kind and _share(arrays[index], arrays[other]):
-                first, second = sorted((index, other))
-                raise InvalidArgument(
-                    f"arrays[{first}] and arrays[{second}] share memory: each element would be "
-                    "reduced twice; give it once"
-                )
-        before.append((index, end))
-
-
-def _share(a: Buffer, b: Buffer) -> bool:
-    """Return whether two arrays share an element, or whether that takes too long to tell."""
     work: Any = _OVERLAP_WORK  # NumPy's stubs know two numbers only
     try:
-        return np.shares_memory(_untouched(a), _untouched(b), max_work=work)
+        shared = np.shares_memory(_untouched(send), _untouched(recv), max_work=work)
     except np.exceptions.TooHardError:
-        return True
+        shared = True
+    if shared:
+        raise InvalidArgument("sendbuf and recvbuf overlap; only exactly in place is allowed")
 
 
 def _is_block(send: Buffer, recv: Buffer, rank: int, kind: Kind, size: int) -> bool:

@@ -94,7 +94,7 @@ class GradientBucketer:
         self._comm, self._op = comm, op_of(op)
         self._arrays = list(arrays)
         self._buffers = list(buffers_of(self._arrays))
-        comm._check_many(self._buffers, self._op)
+        comm._check_many(self._arrays, self._buffers, self._op)
         self._on_gpu = on_gpu(self._buffers)
         found = fill(self._buffers, bucket_bytes)
         self._slots = [_Slot(number, bucket) for number, bucket in enumerate(found)]
@@ -193,7 +193,7 @@ class GradientBucketer:
                 f"arrays[{index}]: one of the old and the new array is in Fortran order; both "
                 "must be, or none"
             )
-        self._comm._check_many([new], self._op, first=index)
+        self._comm._check_many([array], [new], self._op, first=index)
         self._arrays[index], self._buffers[index] = array, new
         if index in self._where:
             slot, position = self._where[index]

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from rdmakit.buffer import Buffer, array_at, as_buffer, strided_at
+from rdmakit.buffer import Buffer, Strided, array_at, as_buffer, strided_at
 from rdmakit.datatypes import MemoryKind
 from rdmakit.errors import InvalidArgument, RdmaKitError
 from rdmakit.plan.buckets import buckets
@@ -36,6 +36,8 @@ __all__ = [
 
 _TOLD = 1000
 """Characters of a description that ranks compare; what is longer is told by its digest."""
+_SHARE_WORK = 100_000
+"""Candidates looked at before two views of the same stretch are taken to share an element."""
 _ROUND = 2 << 20
 """Memory on the GPU is taken in multiples of this many bytes, CUDA's own granularity."""
 
@@ -100,6 +102,42 @@ def buffers_of(arrays: Sequence[object]) -> tuple[Buffer, ...]:
         UnsupportedError: one is masked.
     """
     return tuple(as_buffer(a, f"arrays[{i}]", writable=True) for i, a in enumerate(arrays))
+
+
+def check_apart(arrays: Sequence[Buffer]) -> None:
+    """See that no two arrays, all of one kind of memory, share an element. Local.
+
+    Raises:
+        InvalidArgument: two do, or it cannot be told in reasonable time.
+    """
+    order = sorted((i for i, a in enumerate(arrays) if a.nbytes), key=lambda i: arrays[i].extent)
+    before: list[int] = []  # those that reach beyond where the next one begins
+    for index in order:
+        begin = arrays[index].extent[0]
+        before = [other for other in before if arrays[other].extent[1] > begin]
+        for other in before:
+            if _share(arrays[index], arrays[other]):
+                first, second = sorted((index, other))
+                raise InvalidArgument(
+                    f"arrays[{first}] and arrays[{second}] share memory: each element would be "
+                    "reduced twice; give it once"
+                )
+        before.append(index)
+
+
+def _share(a: Buffer, b: Buffer) -> bool:
+    """Return whether two arrays share an element, or whether that takes too long to tell."""
+    work: Any = _SHARE_WORK  # NumPy's stubs know two numbers only
+    try:
+        return np.shares_memory(_view(a), _view(b), max_work=work)
+    except np.exceptions.TooHardError:
+        return True
+
+
+def _view(buffer: Buffer) -> npt.NDArray[Any]:
+    """Return the array for its addresses alone."""
+    lies = buffer.strided or Strided((buffer.count,), (buffer.dtype.itemsize,))
+    return strided_at(buffer.address, lies, buffer.dtype, touched=False)
 
 
 def on_gpu(buffers: Sequence[Buffer]) -> bool:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from rdmakit.agreement import refusal
-from rdmakit.arguments import check_apart, check_dims
+from rdmakit.arguments import IN_PLACE, resolve
 from rdmakit.buffer import Buffer
 from rdmakit.calls import Calls
 from rdmakit.config import format_size
@@ -29,6 +29,7 @@ from rdmakit.fusion import (
     DeviceFused,
     HostFused,
     buffers_of,
+    check_apart,
     described,
     fill,
     on_gpu,
@@ -164,16 +165,18 @@ class Many(Calls):
         if plan is not None:
             self._plans.move_to_end(key)
             return held, buffers, op, plan
-        self._check_many(buffers, op)
+        self._check_many(held, buffers, op)
         plan = self._plan(fill(buffers, bucket_bytes))
         self._plans[key] = plan
         if len(self._plans) > _PLANS_KEPT:
             self._plans.popitem(last=False)
         return held, buffers, op, plan
 
-    def _check_many(self, buffers: Sequence[Buffer], op: ReduceOp, first: int = 0) -> None:
-        """Check what one rank can check alone of arrays that are reduced together. Local."""
-        for index, buffer in enumerate(buffers, first):
+    def _check_many(
+        self, arrays: Sequence[object], buffers: Sequence[Buffer], op: ReduceOp, first: int = 0
+    ) -> None:
+        """Check what one rank can check alone; ``first`` is the index of the first. Local."""
+        for index, (array, buffer) in enumerate(zip(arrays, buffers, strict=True), first):
             if buffer.kind is not buffers[0].kind:
                 places = buffers[0].kind.value, buffer.kind.value
                 raise InvalidArgument(
@@ -182,11 +185,11 @@ class Many(Calls):
                 )
             try:
                 check_reduction(buffer.dtype, op)
-            except UnsupportedError as exc:
-                raise UnsupportedError(f"arrays[{index}]: {exc}") from exc
-            check_dims(f"arrays[{index}]", buffer)
-            if buffer.kind is MemoryKind.DEVICE:
-                self._gpu().side.check(f"arrays[{index}]", buffer)
+                resolve(Kind.ALLREDUCE, IN_PLACE, array, self.rank, self.size, writes=True)
+                if buffer.kind is MemoryKind.DEVICE:
+                    self._gpu().side.check("it", buffer)
+            except (InvalidArgument, UnsupportedError) as exc:
+                raise type(exc)(f"arrays[{index}]: {exc}") from exc
         check_apart(buffers)
 
     def _plan(self, found: Sequence[Bucket]) -> Plan:
