@@ -203,7 +203,7 @@ class GradientBucketer:
 
     def _put(self, slot: _Slot, position: int) -> None:
         if self._on_gpu:
-            slot.stream = self._comm._stream(None, (slot.bucket.parts[position],))
+            slot.stream = self._comm._many_stream(None, (slot.bucket.parts[position],))
         if isinstance(slot.fused, DeviceFused):
             with slot.fused.ordered(slot.stream.ptr):
                 slot.fused.put(position)
@@ -235,14 +235,14 @@ class GradientBucketer:
         fused = slot.fused
         if not self._on_gpu:
             assert not isinstance(fused, DeviceFused)
-            begins = comm._host_begins(bucket, fused, self._op, keep, gathered=True)
+            begins = comm._bucket_begins(bucket, fused, self._op, keep, gathered=True)
             compare = partial(comm._agreement.start, self._told(slot))
             slot.request = comm._submit(label, keep, compare, *begins)
             return
         assert not isinstance(fused, HostFused)
-        comm._agree_on_device(self._told(slot))
+        comm._agree_many_on_device(self._told(slot))
         try:
-            begin = comm._begin_on_device(bucket, fused, self._op, slot.stream, gathered=True)
+            begin = comm._begin_device_bucket(bucket, fused, self._op, slot.stream, gathered=True)
         except UnsupportedError:
             # On all ranks alike, since it hangs on the way and the operation: see wait.
             self._blocking = True
@@ -250,7 +250,7 @@ class GradientBucketer:
 
         def scatter() -> None:
             if fused is not None:
-                with fused.ordered(comm._stream(None, ()).ptr):
+                with fused.ordered(comm._many_stream(None, ()).ptr):
                     fused.scatter()
 
         slot.request = comm._submit_finished(label, keep, scatter, begin)
@@ -259,13 +259,13 @@ class GradientBucketer:
         """Reduce a bucket of GPU arrays now, with the host's help."""
         comm, fused = self._comm, slot.fused
         assert not isinstance(fused, HostFused)
-        stream = comm._stream(None, ())
+        stream = comm._many_stream(None, ())
         usual = comm._waiter.timeout
         comm._waiter.timeout = timeout or usual
         try:
             comm._take_turn()
             ready = replace(slot.bucket.parts[0], stream=slot.stream.ptr or _LEGACY_STREAM)
             comm._gpu().side.follow(stream.ptr, (ready,))
-            comm._reduce_on_device(slot.bucket, fused, self._op, stream, gathered=True)
+            comm._reduce_device_bucket(slot.bucket, fused, self._op, stream, gathered=True)
         finally:
             comm._waiter.timeout = usual

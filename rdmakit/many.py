@@ -52,9 +52,9 @@ Begin = Callable[[], Run | None]
 class Many(Calls):
     """All-reduces of many arrays; see :class:`rdmakit.collectives.Collectives`."""
 
-    _plans: OrderedDict[tuple[Any, ...], Plan] | None = None
-    _memory = np.empty(0, np.uint8)
-    _areas: DeviceAreas | None = None
+    _bucket_plans: OrderedDict[tuple[Any, ...], Plan] | None = None
+    _bucket_memory = np.empty(0, np.uint8)
+    _bucket_areas: DeviceAreas | None = None
 
     def allreduce_many(
         self,
@@ -103,14 +103,14 @@ class Many(Calls):
         self._waiter.timeout = timeout or usual
         try:
             self._take_turn()
-            self._agree(
+            self._agree_many(
                 _told("allreduce_many", held, buffers, op, bucket_bytes, self._config.check)
             )
             if on_gpu(buffers):
                 self._many_on_device(plan, buffers, op, stream)
                 return
             for bucket, fused in plan:
-                self._reduce_on_host(bucket, fused, op, (held, fused))
+                self._reduce_bucket(bucket, fused, op, (held, fused))
         finally:
             self._waiter.timeout = usual
 
@@ -146,7 +146,7 @@ class Many(Calls):
             return self._later_many_on_device(plan, buffers, op, stream, told, label, held)
         steps: list[Begin] = [partial(self._agreement.start, told)]
         for bucket, fused in plan:
-            steps += self._host_begins(bucket, fused, op, (held, fused))
+            steps += self._bucket_begins(bucket, fused, op, (held, fused))
         return self._submit(label, held, *steps)
 
     # -- what is checked, and planned once ----------------------------------------------------
@@ -159,17 +159,17 @@ class Many(Calls):
         held = list(arrays)
         buffers = buffers_of(held)
         key = (buffers, op, bucket_bytes)
-        if self._plans is None:
-            self._plans = OrderedDict()
-        plan = self._plans.get(key)
+        if self._bucket_plans is None:
+            self._bucket_plans = OrderedDict()
+        plan = self._bucket_plans.get(key)
         if plan is not None:
-            self._plans.move_to_end(key)
+            self._bucket_plans.move_to_end(key)
             return held, buffers, op, plan
         self._check_many(held, buffers, op)
-        plan = self._plan(fill(buffers, bucket_bytes))
-        self._plans[key] = plan
-        if len(self._plans) > _PLANS_KEPT:
-            self._plans.popitem(last=False)
+        plan = self._plan_buckets(fill(buffers, bucket_bytes))
+        self._bucket_plans[key] = plan
+        if len(self._bucket_plans) > _PLANS_KEPT:
+            self._bucket_plans.popitem(last=False)
         return held, buffers, op, plan
 
     def _check_many(
@@ -192,25 +192,25 @@ class Many(Calls):
                 raise type(exc)(f"arrays[{index}]: {exc}") from exc
         check_apart(buffers)
 
-    def _plan(self, found: Sequence[Bucket]) -> Plan:
+    def _plan_buckets(self, found: Sequence[Bucket]) -> Plan:
         copied = [b.nbytes for b in found if not b.alone and not on_gpu(b.parts)]
-        if copied and self._memory.nbytes < max(copied):
-            assert self._plans is not None
-            self._plans.clear()  # they are of the smaller piece, which calls under way still hold
-            self._memory = np.empty(max(copied), np.uint8)
+        if copied and self._bucket_memory.nbytes < max(copied):
+            assert self._bucket_plans is not None
+            self._bucket_plans.clear()  # they are of the smaller piece, which calls under way still hold
+            self._bucket_memory = np.empty(max(copied), np.uint8)
         plan: list[tuple[Bucket, HostFused | None]] = []
         for bucket in found:
             plain = bucket.alone or on_gpu(bucket.parts)
-            plan.append((bucket, None if plain else HostFused(bucket, self._memory)))
+            plan.append((bucket, None if plain else HostFused(bucket, self._bucket_memory)))
         return tuple(plan)
 
-    def _agree(self, told: str) -> None:
+    def _agree_many(self, told: str) -> None:
         if self._config.check:
             self._agreement.agree(told)
 
     # -- host memory --------------------------------------------------------------------------
 
-    def _reduce_on_host(
+    def _reduce_bucket(
         self, bucket: Bucket, fused: HostFused | None, op: ReduceOp, keep: tuple[object, ...]
     ) -> None:
         flat = bucket.parts[0] if fused is None else fused.flat
@@ -224,7 +224,7 @@ class Many(Calls):
         call()
         fused.scatter()
 
-    def _host_begins(
+    def _bucket_begins(
         self,
         bucket: Bucket,
         fused: HostFused | None,
@@ -249,15 +249,15 @@ class Many(Calls):
         if bucket.alone:
             return None
         side = self._gpu().side
-        if self._areas is None:
-            self._areas = DeviceAreas(side.gpu.door)
-        return DeviceFused(bucket, self._areas.take(bucket.nbytes), side.gpu, side.device)
+        if self._bucket_areas is None:
+            self._bucket_areas = DeviceAreas(side.gpu.door)
+        return DeviceFused(bucket, self._bucket_areas.take(bucket.nbytes), side.gpu, side.device)
 
-    def _give(self, area: DeviceArea) -> None:
-        if self._areas is not None:
-            self._areas.give(area)
+    def _give_area(self, area: DeviceArea) -> None:
+        if self._bucket_areas is not None:
+            self._bucket_areas.give(area)
 
-    def _stream(self, stream: object, buffers: Sequence[Buffer]) -> Any:
+    def _many_stream(self, stream: object, buffers: Sequence[Buffer]) -> Any:
         """Return what a call on GPU arrays is ordered on, after what makes them ready."""
         side = self._gpu().side
         found = stream_of(stream, side.gpu.door)
@@ -273,14 +273,14 @@ class Many(Calls):
     def _many_on_device(
         self, plan: Plan, buffers: Sequence[Buffer], op: ReduceOp, stream: object
     ) -> None:
-        held = self._stream(stream, buffers)
+        held = self._many_stream(stream, buffers)
         for bucket, _ in plan:
             fused = self._fused_on_device(bucket)
-            self._reduce_on_device(bucket, fused, op, held)
+            self._reduce_device_bucket(bucket, fused, op, held)
             if fused is not None:
-                self._give(fused.area)
+                self._give_area(fused.area)
 
-    def _reduce_on_device(
+    def _reduce_device_bucket(
         self,
         bucket: Bucket,
         fused: DeviceFused | None,
@@ -299,7 +299,7 @@ class Many(Calls):
             self._run_device(Kind.ALLREDUCE, fused.flat, fused.flat, op, 0, stream)
             fused.scatter()
 
-    def _begin_on_device(
+    def _begin_device_bucket(
         self,
         bucket: Bucket,
         fused: DeviceFused | None,
@@ -321,11 +321,11 @@ class Many(Calls):
             self._fail(exc)
             raise
 
-    def _agree_on_device(self, told: str) -> None:
+    def _agree_many_on_device(self, told: str) -> None:
         """Let ranks compare before kernels start; where they have to, earlier calls end first."""
         if self._config.check or not self._gpu().begun:
             self._take_turn()
-        self._agree(told)
+        self._agree_many(told)
 
     def _later_many_on_device(
         self,
@@ -337,10 +337,10 @@ class Many(Calls):
         label: str,
         held: list[object],
     ) -> Request:
-        on = self._stream(stream, buffers)
-        self._agree_on_device(told)
+        on = self._many_stream(stream, buffers)
+        self._agree_many_on_device(told)
         parts = [(bucket, self._fused_on_device(bucket)) for bucket, _ in plan]
-        begins = [self._begin_on_device(bucket, fused, op, on) for bucket, fused in parts]
+        begins = [self._begin_device_bucket(bucket, fused, op, on) for bucket, fused in parts]
 
         def finish() -> None:
             self._gpu().side.enter()
@@ -348,7 +348,7 @@ class Many(Calls):
                 if fused is not None:
                     with fused.ordered(on.ptr):
                         fused.scatter()
-                    self._give(fused.area)
+                    self._give_area(fused.area)
 
         return self._submit_finished(label, (held, parts, on), finish, *begins)
 
@@ -364,10 +364,10 @@ class Many(Calls):
 
     def _release(self) -> None:
         super()._release()
-        if self._areas is not None and self._state.failure != "it was closed":
-            _QUARANTINE.append(self._areas)  # kernels of a failed call may still use it
-        self._plans, self._areas = None, None
-        self._memory = np.empty(0, np.uint8)
+        if self._bucket_areas is not None and self._state.failure != "it was closed":
+            _QUARANTINE.append(self._bucket_areas)  # kernels of a failed call may still use it
+        self._bucket_plans, self._bucket_areas = None, None
+        self._bucket_memory = np.empty(0, np.uint8)
 
 
 _QUARANTINE: list[object] = []

@@ -199,14 +199,14 @@ def test_memory_is_used_again_and_large_arrays_are_not_copied(
         arrays = given_to(comm, items)
         comm.allreduce_many(arrays, bucket_bytes=4000)
         assert copied == [240], "the array of 4000 bytes goes alone"
-        memory = comm._memory
+        memory = comm._bucket_memory
         assert memory.nbytes == 240
         for turn in range(3):
             for i, array in enumerate(arrays):
                 array[:] = mine(i, array.shape, float, comm.rank, turn)
             comm.allreduce_many(arrays, bucket_bytes=4000)
             check(arrays, items, 1, SUM, turn)
-        assert comm._memory is memory
+        assert comm._bucket_memory is memory
         assert copied == [240], "a repeated call is planned once"
 
     with_comm([1], body)
