@@ -196,7 +196,8 @@ class Many(Calls):
         copied = [b.nbytes for b in found if not b.alone and not on_gpu(b.parts)]
         if copied and self._bucket_memory.nbytes < max(copied):
             assert self._bucket_plans is not None
-            self._bucket_plans.clear()  # they are of the smaller piece, which calls under way still hold
+            # They are of the smaller piece, which calls under way still hold.
+            self._bucket_plans.clear()
             self._bucket_memory = np.empty(max(copied), np.uint8)
         plan: list[tuple[Bucket, HostFused | None]] = []
         for bucket in found:
