@@ -26,6 +26,7 @@ from rdmakit.errors import (
 
 if TYPE_CHECKING:
     from rdmakit.arguments import IN_PLACE
+    from rdmakit.bucketer import GradientBucketer
     from rdmakit.communicator import Communicator, init
     from rdmakit.config import Config
     from rdmakit.datatypes import (
@@ -59,6 +60,7 @@ _HOMES = {
     "Request": "rdmakit.request",
     "Status": "rdmakit.request",
     "init": "rdmakit.communicator",
+    "GradientBucketer": "rdmakit.bucketer",
     "IN_PLACE": "rdmakit.arguments",
     "Operation": "rdmakit.operation",
     "Communicator": "rdmakit.communicator",
@@ -109,6 +111,7 @@ __all__ = [
     "Config",
     "ConnectError",
     "CudaError",
+    "GradientBucketer",
     "InvalidArgument",
     "Kind",
     "MessageTruncated",

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from functools import partial
 
 from rdmakit.arguments import IN_PLACE
-from rdmakit.calls import Calls
 from rdmakit.datatypes import SUM, Op
 from rdmakit.family import Poll, Run
+from rdmakit.many import Many
 from rdmakit.operation import Operation
 from rdmakit.packing import HostScratch
 from rdmakit.plan.planner import algorithms
@@ -23,7 +23,7 @@ from rdmakit.request import Request
 __all__ = ["IN_PLACE", "Collectives", "Operation"]
 
 
-class Collectives(Calls):
+class Collectives(Many):
     """Collectives of one group. Made by :class:`rdmakit.Communicator`, not by users.
 
     Attributes:

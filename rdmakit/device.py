@@ -99,6 +99,11 @@ class DeviceGroup:
         return f"device+{messages}" if max(self.layout.ranks_per_node) > 1 else messages
 
     @property
+    def side(self) -> DeviceSide:
+        """What it shares with the other groups of its communicator."""
+        return self._side
+
+    @property
     def begun(self) -> bool:
         """Whether later calls that do not block need no words between the ranks."""
         return bool(self.way) and (self.way != "shards" or self._stepped is not None)

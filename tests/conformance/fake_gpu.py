@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -76,7 +78,8 @@ class Door:
     """Of one rank: copies happen when an event is asked for the second time, or the node calls."""
 
     def __init__(self) -> None:
-        self.queue: list[Callable[[], object]] = []
+        self.queue: deque[Callable[[], object]] = deque()
+        self._working = threading.RLock()  # the progress thread looks at events too
         self.launched: list[str] = []
         self.capturing = False
         self.DeviceMemory = self.PinnedMemory = _Memory
@@ -85,10 +88,9 @@ class Door:
         class Event:
             def __init__(self) -> None:
                 self.asked = 0
-                self.mark = 0
 
             def record(self, stream: int) -> None:
-                self.asked, self.mark = 0, len(door.queue)
+                self.asked = 0
 
             def done(self) -> bool:
                 self.asked += 1
@@ -104,9 +106,9 @@ class Door:
         self.flushes, self.flush_bits = 0, 1
 
     def drain(self) -> None:
-        queue, self.queue = self.queue, []
-        for entry in queue:
-            entry()
+        with self._working:
+            while self.queue:
+                self.queue.popleft()()
 
     def copy_async(self, dst: int, src: int, nbytes: int, stream: int) -> None:
         self.queue.append(lambda: ctypes.memmove(dst, src, nbytes))
