@@ -30,7 +30,8 @@ def run(what: str, main: Callable[[Communicator, Any], tuple[bool, str]]) -> Non
         xp: Any = np
         if gpu:
             xp = importlib.import_module("cupy")
-            xp.cuda.Device(comm.local_rank % xp.cuda.runtime.getDeviceCount()).use()
+            number = comm.hosts[: comm.rank].count(comm.host)  # among the host's ranks
+            xp.cuda.Device(number % xp.cuda.runtime.getDeviceCount()).use()
         right, text = main(comm, xp)
         wrong = np.array([not right], np.int64)
         comm.Allreduce(wrong, wrong)

@@ -13,7 +13,6 @@ from __future__ import annotations
 from math import isqrt
 from typing import Any
 
-import numpy as np
 from common import run, shares
 
 from rdmakit import PROC_NULL, Communicator, Request
@@ -70,8 +69,6 @@ def main(comm: Communicator, xp: Any) -> tuple[bool, str]:
     plate = start(xp)
     block = plate[top : bottom + 2, west : east + 2].copy()
     for _ in range(STEPS):
-        if xp is not np:
-            xp.cuda.get_current_stream().synchronize()  # messages do not follow streams
         exchange(comm, block, neighbours)
         step(block)
         step(plate)
