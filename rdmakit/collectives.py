@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from rdmakit.arguments import IN_PLACE
-from rdmakit.calls import Calls
+from rdmakit.arguments import IN_PLACE, is_in_place
+from rdmakit.block_collectives import BlockCollectives
 from rdmakit.datatypes import SUM, Op
 from rdmakit.family import Poll, Run
 from rdmakit.operation import Operation
@@ -23,7 +23,7 @@ from rdmakit.request import Request
 __all__ = ["IN_PLACE", "Collectives", "Operation"]
 
 
-class Collectives(Calls):
+class Collectives(BlockCollectives):
     """Collectives of one group. Made by :class:`rdmakit.Communicator`, not by users.
 
     Attributes:
@@ -91,8 +91,16 @@ class Collectives(Calls):
         """Reduce ``sendbuf`` of all ranks; block r of the result goes to rank r.
 
         Collective, blocking. ``sendbuf`` has size * count elements, ``recvbuf`` count. In place
-        is ``recvbuf`` being block r of ``sendbuf`` (NCCL's rule). Raises as :meth:`Allreduce`.
+        is ``recvbuf`` being block r of ``sendbuf`` (NCCL's rule), or ``IN_PLACE`` as ``sendbuf``
+        (MPI's): then ``recvbuf`` holds the whole input and the result comes to its front. Raises
+        as :meth:`Allreduce`.
         """
+        if is_in_place(sendbuf):
+            self._form_now(
+                "Reduce_scatter_block", sendbuf, recvbuf, op,
+                algorithm=algorithm, timeout=timeout, stream=stream,
+            )  # fmt: skip
+            return
         self._now(Kind.REDUCE_SCATTER, sendbuf, recvbuf, op, algorithm, 0, timeout, stream)
 
     def Allgather(
@@ -160,6 +168,10 @@ class Collectives(Calls):
         stream: object = None,
     ) -> Request:
         """Begin :meth:`Reduce_scatter_block`. Collective, does not block."""
+        if is_in_place(sendbuf):
+            return self._form_later(
+                "Reduce_scatter_block", sendbuf, recvbuf, op, algorithm=algorithm, stream=stream
+            )
         return self._later(Kind.REDUCE_SCATTER, sendbuf, recvbuf, op, algorithm, 0, stream)
 
     def Iallgather(
