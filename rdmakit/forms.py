@@ -184,6 +184,16 @@ class _Asked:
     def at_root(self) -> bool:
         return self.rank == self.root or self.calling.kind not in _ROOTED
 
+    def laid(self, send: Buffer, recv: Buffer) -> tuple[Buffer, Buffer]:
+        """Return the arrays as their elements are counted, by a rule that all ranks follow alike.
+
+        In rooted calls always in C order: a rank that has one array cannot know how the root's
+        lie. With counts as they lie in memory: they have no gaps.
+        """
+        if self.calling.kind in _ROOTED and not self.calling.vector:
+            return send, recv
+        return laid(send, recv)
+
     def in_place(self, value: object, name: str) -> bool:
         if not is_in_place(value):
             return False
@@ -233,11 +243,11 @@ class _Asked:
         in_place = self.in_place(self.sendbuf, "sendbuf")
         if not self.at_root:
             send = array_of(self.sendbuf, "sendbuf")
-            send, recv = laid(send, absent(send))
+            send, recv = self.laid(send, absent(send))
             return self.done(send, recv, Form(send.count))
         recv = array_of(self.recvbuf, "recvbuf", writable=True)
         same = in_place or self.sendbuf is self.recvbuf
-        send, recv = laid(recv if same else array_of(self.sendbuf, "sendbuf"), recv)
+        send, recv = self.laid(recv if same else array_of(self.sendbuf, "sendbuf"), recv)
         if send.count != recv.count:
             raise InvalidArgument(
                 f"recvbuf has {recv.count} elements; expected {send.count}, as in sendbuf"
@@ -252,16 +262,16 @@ class _Asked:
         in_place = self.in_place(self.sendbuf, "sendbuf")
         if not self.at_root:
             send = self.simple(self.sendbuf, "sendbuf")
-            send, recv = laid(send, absent(send))
+            send, recv = self.laid(send, absent(send))
             if self.calling.vector:
                 return self._told(send, recv, (send.count,), ())
             return self.done(send, recv, Form(send.count))
         into = self.blocks(self.recvbuf, "recvbuf", writable=True)
         if in_place:
-            into = replace(into, buffer=laid(into.buffer, into.buffer)[1])
+            into = replace(into, buffer=self.laid(into.buffer, into.buffer)[1])
             send, recv = self.own(into), into.buffer
         else:
-            send, recv = laid(self.simple(self.sendbuf, "sendbuf"), into.buffer)
+            send, recv = self.laid(self.simple(self.sendbuf, "sendbuf"), into.buffer)
             into = replace(into, buffer=recv)
             self._fits(send, into, "sendbuf", "recvbuf")
         if self.calling.kind is Kind.GATHER and self.calling.vector:
@@ -274,17 +284,17 @@ class _Asked:
         in_place = self.in_place(self.recvbuf, "recvbuf")
         if not self.at_root:
             recv = self.simple(self.recvbuf, "recvbuf", writable=True)
-            recv, send = laid(recv, absent(recv))
+            recv, send = self.laid(recv, absent(recv))
             if self.calling.vector:
                 return self._told(send, recv, (recv.count,), ())
             return self.done(send, recv, Form(recv.count))
         of = self.blocks(self.sendbuf, "sendbuf")
         if in_place:
-            of = replace(of, buffer=laid(of.buffer, of.buffer)[0])
+            of = replace(of, buffer=self.laid(of.buffer, of.buffer)[0])
             send, recv = of.buffer, self.own(of)
         else:
             own = self.simple(self.recvbuf, "recvbuf", writable=True)
-            send, recv = laid(of.buffer, own)
+            send, recv = self.laid(of.buffer, own)
             of = replace(of, buffer=send)
             self._fits(recv, of, "recvbuf", "sendbuf")
         if self.calling.vector:
@@ -326,7 +336,7 @@ class _Asked:
     def reduce_scatter(self) -> Prepared:
         if not self.calling.vector:
             whole = self.blocks(self.recvbuf, "recvbuf", writable=True)
-            buffer = laid(whole.buffer, whole.buffer)[0]
+            buffer = self.laid(whole.buffer, whole.buffer)[0]
             return self._front(buffer, whole.counts)
         counts = None
         if self.counts is not None:
@@ -343,9 +353,9 @@ class _Asked:
                     f"Reduce_scatter in place: recvbuf has {buffer.count} elements, recvcounts are "
                     f"{counts}: it must hold the input, sum(recvcounts) elements"
                 )
-            return self._front(laid(buffer, buffer)[0], counts)
+            return self._front(self.laid(buffer, buffer)[0], counts)
         recv = array_of(self.recvbuf, "recvbuf", writable=True)
-        send, recv = laid(array_of(self.sendbuf, "sendbuf"), recv)
+        send, recv = self.laid(array_of(self.sendbuf, "sendbuf"), recv)
         if counts is None:
             check_apart(send, recv)
             return Prepared(
@@ -371,7 +381,7 @@ class _Asked:
         in_place = self.in_place(self.sendbuf, "sendbuf")
         into = self.blocks(self.recvbuf, "recvbuf", writable=True)
         of = into if in_place else self.blocks(self.sendbuf, "sendbuf")
-        send, recv = laid(of.buffer, into.buffer)
+        send, recv = self.laid(of.buffer, into.buffer)
         of, into = replace(of, buffer=send), replace(into, buffer=recv)
         if not in_place:
             _check_parts(of, into)

@@ -113,10 +113,11 @@ class Staging:
             return
         if self._done is None:
             self._done = door.Event()
-            shard = self._node is not None
-            self._slots = [_Slot(door, self._piece, shard=shard) for _ in range(DEPTH)]
         else:
             door.wait_event(number, self._done)  # the last call's memory is used again
+        if not self._slots:
+            shard = self._node is not None
+            self._slots = [_Slot(door, self._piece, shard=shard) for _ in range(DEPTH)]
         exact = op is ReduceOp.EXACT_SUM  # a node would round what it gives to the rail
         if kind is Kind.ALLREDUCE and self._node is not None and rail is not None and not exact:
             self._in_shards(self._node, send, recv, op, stream, rail)
@@ -269,8 +270,8 @@ class Staging:
         one = call.in_place and call.kind is Kind.ALLTOALL
         if self._done is None:
             self._done = self._door.Event()
-            self._done.record(stream)
-        self._wait(self._done)  # the last call's memory is used again, and may be replaced
+        else:
+            self._wait(self._done)  # the last call's memory is used again, and may be replaced
         hosts = self._pinned((send, recv))
         if one:
             hosts[0] = hosts[1]
