@@ -12,6 +12,7 @@ from rdmakit.waiting import Waiter
 
 __all__ = ["Agreement", "refusal"]
 
+_REFUSED = " refused: "
 _MARK = b"\0"
 """Behind the text that is compared, before what each rank tells of itself."""
 
@@ -106,8 +107,8 @@ class Agreement:
 
     def _compare(self, told: list[bytes]) -> None:
         calls = [text.partition(_MARK)[0].decode() for text in told]
-        if len(set(calls)) == 1:
-            return
+        if len({text.partition(_REFUSED)[0] for text in calls}) == 1:
+            return  # also where all refuse, each with its own words
         usual = max(calls, key=calls.count)  # of equals the first, on every rank
         odd = "; ".join(f"rank {r}: {text}" for r, text in enumerate(calls) if text != usual)
         error = CollectiveMismatch(f"{calls.count(usual)} rank(s): {usual}; but {odd}")
@@ -128,4 +129,4 @@ class Agreement:
 
 def refusal(kind: str, error: Exception) -> str:
     """Return what a rank tells of a call that it refuses."""
-    return f"{kind} refused: {error}"
+    return f"{kind}{_REFUSED}{error}"
