@@ -12,6 +12,10 @@ from rdmakit.waiting import Waiter
 
 __all__ = ["Agreement", "refusal"]
 
+_REFUSED = " refused: "
+_MARK = b"\0"
+"""Behind the text that is compared, before what each rank tells of itself."""
+
 
 class Agreement:
     """The comparison of one group's calls."""
@@ -60,14 +64,51 @@ class Agreement:
 
         return Poll(compared, f"{self._label}check")
 
+    def exchange(self, mine: str, facts: bytes) -> list[bytes]:
+        """See that all ranks do ``mine``, whether on or off, and return the facts of each.
+
+        Collective, blocking. Raises as :meth:`agree`.
+        """
+        before = current.enter(f"{self._label}exchange", timeout=self._waiter.timeout)
+        try:
+            told = self._bootstrap.allgather(self._numbered(mine) + _MARK + facts)
+        finally:
+            current.restore(before)
+        return self._facts(told)
+
+    def start_exchange(
+        self, mine: str, facts: bytes, take: Callable[[list[bytes]], object]
+    ) -> Poll:
+        """Begin the same; ``take`` is given the facts. Collective, does not block."""
+        test = self._bootstrap.start_gather(self._numbered(mine) + _MARK + facts)
+
+        def told() -> bool:
+            texts = test()
+            if texts is None:
+                return False
+            take(self._facts(texts))
+            return True
+
+        return Poll(told, f"{self._label}exchange")
+
+    def _facts(self, told: list[bytes]) -> list[bytes]:
+        self._compare(told)
+        return [text.partition(_MARK)[2] for text in told]
+
+    def differ(self, text: str) -> CollectiveMismatch:
+        """Return the error of facts that do not fit each other, which all ranks have seen."""
+        error = CollectiveMismatch(text)
+        self._fail(error)
+        return error
+
     def _numbered(self, mine: str) -> bytes:
         self._calls += 1
         return f"call {self._calls}: {mine}".encode()
 
     def _compare(self, told: list[bytes]) -> None:
-        calls = [text.decode() for text in told]
-        if len(set(calls)) == 1:
-            return
+        calls = [text.partition(_MARK)[0].decode() for text in told]
+        if len({text.partition(_REFUSED)[0] for text in calls}) == 1:
+            return  # also where all refuse, each with its own words
         usual = max(calls, key=calls.count)  # of equals the first, on every rank
         odd = "; ".join(f"rank {r}: {text}" for r, text in enumerate(calls) if text != usual)
         error = CollectiveMismatch(f"{calls.count(usual)} rank(s): {usual}; but {odd}")
@@ -88,4 +129,4 @@ class Agreement:
 
 def refusal(kind: str, error: Exception) -> str:
     """Return what a rank tells of a call that it refuses."""
-    return f"{kind} refused: {error}"
+    return f"{kind}{_REFUSED}{error}"

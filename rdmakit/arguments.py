@@ -8,14 +8,23 @@ from typing import Any
 
 import numpy as np
 
-from rdmakit.buffer import Buffer, Strided, as_buffer, strided_at
+from rdmakit.buffer import Buffer, Strided, strided_at
 from rdmakit.datatypes import MemoryKind, why_not_moved
 from rdmakit.errors import InvalidArgument, UnsupportedError
 from rdmakit.intra.device_kernels import MAX_DIMS
 from rdmakit.intra.device_local import merge_dims
 from rdmakit.plan.shape import Kind
+from rdmakit.specs import array_of
 
-__all__ = ["IN_PLACE", "fortran", "resolve"]
+__all__ = [
+    "IN_PLACE",
+    "check_apart",
+    "check_dims",
+    "fortran",
+    "is_in_place",
+    "laid",
+    "resolve",
+]
 
 _OVERLAP_WORK = 100_000
 """Candidates looked at before two views of the same stretch are taken to overlap."""
@@ -51,14 +60,14 @@ def resolve(
         InvalidArgument: arrays that do not fit each other.
         UnsupportedError: memory or type that cannot be served.
     """
-    recv = as_buffer(recvbuf, "recvbuf", writable=writes)
-    if _is_in_place(sendbuf):
+    blocks = size if kind is Kind.ALLGATHER else 1
+    recv = array_of(recvbuf, "recvbuf", writable=writes, blocks=blocks)
+    if is_in_place(sendbuf):
         recv = _as_it_lies(recv)
         send = _in_place(kind, recv, rank, size)
     else:
-        send = recv if sendbuf is recvbuf else as_buffer(sendbuf, "sendbuf")
-        if "F" in (send.order, recv.order) and send.order in _LIE and recv.order in _LIE:
-            send, recv = _as_it_lies(send), _as_it_lies(recv)
+        send = recv if sendbuf is recvbuf else array_of(sendbuf, "sendbuf")
+        send, recv = laid(send, recv)
     if send.kind is not recv.kind:
         places = {MemoryKind.HOST: "host memory", MemoryKind.DEVICE: "GPU memory"}
         raise InvalidArgument(
@@ -81,6 +90,13 @@ _LIE = ("F", "")
 """Orders that are Fortran's."""
 
 
+def laid(send: Buffer, recv: Buffer) -> tuple[Buffer, Buffer]:
+    """Return two arrays, counted as they lie in memory if both are in Fortran order. Local."""
+    if "F" in (send.order, recv.order) and send.order in _LIE and recv.order in _LIE:
+        return _as_it_lies(send), _as_it_lies(recv)
+    return send, recv
+
+
 def fortran(send: Buffer, recv: Buffer) -> bool:
     """Return whether the elements of a resolved call are counted in Fortran order. Local."""
     gathered = send.strided is not None or recv.strided is not None
@@ -94,7 +110,8 @@ def _as_it_lies(buffer: Buffer) -> Buffer:
     return replace(buffer, strided=None)
 
 
-def _is_in_place(sendbuf: object) -> bool:
+def is_in_place(sendbuf: object) -> bool:
+    """Return whether it is IN_PLACE, ours or mpi4py's. Local."""
     if sendbuf is IN_PLACE:
         return True
     mpi = sys.modules.get("mpi4py.MPI")
@@ -102,11 +119,6 @@ def _is_in_place(sendbuf: object) -> bool:
 
 
 def _in_place(kind: Kind, recv: Buffer, rank: int, size: int) -> Buffer:
-    if kind is Kind.REDUCE_SCATTER:
-        raise UnsupportedError(
-            "IN_PLACE of Reduce_scatter_block: pass the whole array as sendbuf and this rank's "
-            "block of it as recvbuf"
-        )
     if kind is not Kind.ALLGATHER:
         return recv
     count = recv.count // size
@@ -147,6 +159,14 @@ def _check_overlap(kind: Kind, send: Buffer, recv: Buffer, rank: int) -> None:
 
 def _check_strided(kind: Kind, send: Buffer, recv: Buffer, rank: int, size: int) -> None:
     """Check the dimensions and the overlap of arrays of which one at least is gathered."""
+    check_dims(send, recv)
+    if not recv.nbytes or not send.overlaps(recv) or _is_block(send, recv, rank, kind, size):
+        return
+    check_apart(send, recv)
+
+
+def check_dims(send: Buffer, recv: Buffer) -> None:
+    """See that the GPU can gather the arrays. Local; raises UnsupportedError."""
     for name, buffer in (("sendbuf", send), ("recvbuf", recv)):
         if buffer.strided is None or buffer.kind is MemoryKind.HOST:
             continue
@@ -157,7 +177,11 @@ def _check_strided(kind: Kind, send: Buffer, recv: Buffer, rank: int, size: int)
                 f"{name} has {dims} strided dimensions (shape {shape}, strides {strides}); the GPU "
                 f"gathers {MAX_DIMS}: pass cupy.ascontiguousarray of it"
             )
-    if not recv.nbytes or not send.overlaps(recv) or _is_block(send, recv, rank, kind, size):
+
+
+def check_apart(send: Buffer, recv: Buffer) -> None:
+    """See that two arrays share no byte. Local; raises InvalidArgument."""
+    if not send.nbytes or not recv.nbytes or not send.overlaps(recv):
         return
     work: Any = _OVERLAP_WORK  # NumPy's stubs know two numbers only
     try:

@@ -8,22 +8,32 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
-from rdmakit.arguments import IN_PLACE
+from rdmakit.arguments import IN_PLACE, is_in_place
+from rdmakit.block_collectives import BlockCollectives
 from rdmakit.datatypes import SUM, Op
 from rdmakit.family import Poll, Run
+from rdmakit.forms import CALLS
 from rdmakit.many import Many
 from rdmakit.operation import Operation
 from rdmakit.packing import HostScratch
 from rdmakit.plan.planner import algorithms
-from rdmakit.plan.shape import Kind
+from rdmakit.plan.shape import Form, Kind
 from rdmakit.plan.steps import Program
 from rdmakit.request import Request
 
 __all__ = ["IN_PLACE", "Collectives", "Operation"]
 
+_BOUND_BY_FORM: dict[Kind, str] = {
+    row.kind: row.name
+    for row in CALLS.values()
+    if not row.vector and row.kind is not Kind.REDUCE_SCATTER
+}
+"""Kinds that :meth:`Collectives.bind` prepares as the calls of their table."""
 
-class Collectives(Many):
+
+class Collectives(BlockCollectives, Many):
     """Collectives of one group. Made by :class:`rdmakit.Communicator`, not by users.
 
     Attributes:
@@ -91,8 +101,16 @@ class Collectives(Many):
         """Reduce ``sendbuf`` of all ranks; block r of the result goes to rank r.
 
         Collective, blocking. ``sendbuf`` has size * count elements, ``recvbuf`` count. In place
-        is ``recvbuf`` being block r of ``sendbuf`` (NCCL's rule). Raises as :meth:`Allreduce`.
+        is ``recvbuf`` being block r of ``sendbuf`` (NCCL's rule), or ``IN_PLACE`` as ``sendbuf``
+        (MPI's): then ``recvbuf`` holds the whole input and the result comes to its front. Raises
+        as :meth:`Allreduce`.
         """
+        if is_in_place(sendbuf):
+            self._form_now(
+                "Reduce_scatter_block", sendbuf, recvbuf, op,
+                algorithm=algorithm, timeout=timeout, stream=stream,
+            )  # fmt: skip
+            return
         self._now(Kind.REDUCE_SCATTER, sendbuf, recvbuf, op, algorithm, 0, timeout, stream)
 
     def Allgather(
@@ -160,6 +178,10 @@ class Collectives(Many):
         stream: object = None,
     ) -> Request:
         """Begin :meth:`Reduce_scatter_block`. Collective, does not block."""
+        if is_in_place(sendbuf):
+            return self._form_later(
+                "Reduce_scatter_block", sendbuf, recvbuf, op, algorithm=algorithm, stream=stream
+            )
         return self._later(Kind.REDUCE_SCATTER, sendbuf, recvbuf, op, algorithm, 0, stream)
 
     def Iallgather(
@@ -204,29 +226,46 @@ class Collectives(Many):
 
         On GPU arrays each call is ordered on ``stream``, or on the stream current at the call.
         Arrays with gaps are gathered and scattered in each call (``packed`` says so).
-        With checking on, the first call compares the ranks' operations. Raises as Allreduce.
+        With checking on, the first call compares the ranks' operations. Blocks are equal: calls
+        with counts cannot be bound. Raises as Allreduce.
         """
-        send, recv, op, name = self._resolve(kind, sendbuf, recvbuf, op, algorithm, root)
-        what, keep = (kind, send, recv, op, name, root), (sendbuf, recvbuf)
+        keep = (sendbuf, recvbuf)
+        form: Form | None = None
+        told: tuple[Any, ...] | str
+        if kind in _BOUND_BY_FORM or (kind is Kind.REDUCE_SCATTER and is_in_place(sendbuf)):
+            calling = CALLS[_BOUND_BY_FORM.get(kind, "Reduce_scatter_block")]
+            ready, op = self._prepared(calling, sendbuf, recvbuf, op, root, None, algorithm)
+            assert ready.form is not None
+            send, recv, form = ready.send, ready.recv, ready.form
+            name = self._chosen(ready, form, op, algorithm)
+            told = self._text(ready, op, name, root)
+        else:
+            send, recv, op, name = self._resolve(kind, sendbuf, recvbuf, op, algorithm, root)
+            told = (kind, send, recv, op, name, root)
+        what = (kind, send, recv, op, name, root, keep)
         steps: Program | None = None
         dtype = recv.dtype
         call: Callable[[], object]
         begins: list[Callable[[], Run | None]] = []
         if name == "device":
             # With ``keep``, so that the operation holds the arrays.
-            call = partial(self._run_device, kind, send, recv, op, root, stream, keep)
+            call = partial(self._run_device, kind, send, recv, op, root, stream, keep, form)
         else:
             scratch = HostScratch()
-            call, steps, dtype = self._host_call(*what, keep, scratch)
-            begins = self._host_steps(*what, keep, scratch)
-        checked, compare = self._checked_once(call, what)
+            call, steps, dtype = self._host_call(*what, scratch, form)
+            begins = self._host_steps(*what, scratch, form)
+        checked, compare = self._checked_once(call, told)
         if self._config.check:
             call = checked
 
         def begin() -> Request:
-            if name == "device":
+            label = f"{self.label}{kind.value}/{name}"
+            if name != "device":
+                return self._submit(label, keep, compare, *begins)
+            if form is None:
                 return self._later_on_device(kind, send, recv, op, root, stream, keep)
-            return self._submit(f"{self.label}{kind.value}/{name}", keep, compare, *begins)
+            started = self._begin_on_device(ready, op, root, stream, [form])
+            return self._submit(label, keep, compare, started)
 
         gaps = send.strided is not None or recv.strided is not None
         wire = dtype.name if dtype != recv.dtype else ""

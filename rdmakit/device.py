@@ -31,18 +31,18 @@ from rdmakit.family import Poll, Run
 from rdmakit.intra.device_node import DeviceNode, Registration
 from rdmakit.layout import RankLayout
 from rdmakit.packing import moved
-from rdmakit.plan.shape import Kind
+from rdmakit.plan.shape import Form, Kind, Limits
 from rdmakit.process.phase import current
 from rdmakit.protocols import Window
+from rdmakit.reduction import REDUCES
 from rdmakit.staging import HostCall, Staging
-from rdmakit.stepped import Stepped
+from rdmakit.stepped import CAPTURE, Stepped
 
 __all__ = ["DeviceGroup"]
 
 
 _FRAMED = (ReduceOp.AVG, ReduceOp.EXACT_SUM)
 """What is more than its reductions: see :func:`rdmakit.reduction.frame`."""
-_REDUCES = (Kind.ALLREDUCE, Kind.REDUCE_SCATTER)
 
 
 class DeviceGroup:
@@ -82,6 +82,7 @@ class DeviceGroup:
         self._node: DeviceNode | None = None
         self._staging: Staging | None = None
         self._stepped: Stepped | None = None
+        self._programs: Stepped | None = None
         self._host: Staging | None = None
 
     @property
@@ -110,8 +111,9 @@ class DeviceGroup:
 
     def check(self, send: Buffer, recv: Buffer) -> None:
         """See that this rank's GPU can serve the arrays. Local; raises as DeviceSide.check."""
-        self._side.check("recvbuf", recv)
-        if send.address != recv.address:
+        if recv.address:
+            self._side.check("recvbuf", recv)
+        if send.address and send.address != recv.address:
             self._side.check("sendbuf", send)
 
     def run(
@@ -175,7 +177,7 @@ class DeviceGroup:
         elif self._staging is not None:
             self._staging.run(kind, send, recv, op, root, stream, whole, rail)
         elif self._stepped is not None:
-            if op in _FRAMED and kind in _REDUCES:
+            if op in _FRAMED and kind in REDUCES:
                 self._through_host().run(kind, send, recv, op, root, stream, whole, rail)
             else:
                 self._stepped.run(kind, send, recv, op, root, number)
@@ -212,7 +214,7 @@ class DeviceGroup:
         if self.way == "shards" and self._stepped is None:
             self._stepped = side.stepped(self, window=True)
         if self._stepped is not None:
-            if op in _FRAMED and kind in _REDUCES:
+            if op in _FRAMED and kind in REDUCES:
                 raise UnsupportedError(
                     f"{op.name} in a call that does not block, where the host steps through it: "
                     "call the blocking form"
@@ -237,6 +239,108 @@ class DeviceGroup:
             return True
 
         return lambda: Poll(passed, f"{self.label}{kind.value} on GPUs")
+
+    # -- calls that have a form -----------------------------------------------------------------
+
+    @property
+    def has_programs(self) -> bool:
+        """Whether :meth:`start_form` needs no words between the ranks."""
+        return self._programs is not None or self.way == "host"
+
+    def _runs_programs(self) -> Stepped | None:
+        """Return what runs programs; None where all goes through host memory.
+
+        Collective in the node and blocking at its first call: it makes windows.
+        """
+        if self._programs is None and self.way != "host":
+            if self.way == "shards" and self._stepped is None:
+                self._stepped = self._side.stepped(self, window=True)
+            window = self.way not in ("alone", "steps")
+            self._programs = self._stepped or self._side.stepped(self, window=window)
+        return self._programs
+
+    def _ready(self, stream: Any) -> tuple[Any, int, Stepped | None]:
+        """Return the stream, its number and what runs programs. Collective."""
+        stream = stream_of(stream, self._side.gpu.door)
+        number: int = stream.ptr
+        if not self.way:
+            self._begin(number)
+        if self._side.gpu.door.is_capturing(number):
+            raise UnsupportedError(CAPTURE)
+        return stream, number, self._runs_programs()
+
+    def _framed(self, kind: Kind, op: ReduceOp) -> bool:
+        return op in _FRAMED and kind in REDUCES and self.layout.size > 1
+
+    def run_form(
+        self,
+        kind: Kind,
+        send: Buffer,
+        recv: Buffer,
+        op: ReduceOp,
+        root: int,
+        stream: Any,
+        whole: HostCall,
+        form: Form,
+    ) -> None:
+        """Do what has a form, by steps or through host memory. Collective; as :meth:`run`."""
+        side = self._side
+        _, number, programs = self._ready(stream)
+        side.follow(number, (send, recv))
+
+        def contiguous(send: Buffer, recv: Buffer) -> None:
+            if programs is not None and not self._framed(kind, op):
+                programs.run(kind, send, recv, op, root, number, form)
+                return
+            limits = Limits(1, 1, 1)  # of no account: only where the blocks are is asked
+            call = form.call(kind, self.layout, limits, root)
+            staging = self._staging if self.way == "host" else None
+            (staging or self._through_host()).run_form(
+                call,
+                self.rank,
+                send,
+                recv,
+                number,
+                lambda kind, send, recv: whole(kind, send, recv, op, root),
+            )
+
+        if send.strided is None and recv.strided is None:
+            contiguous(send, recv)
+            return
+        side.packing.run(send, recv, number, contiguous, **moved(kind, self.rank, root))
+
+    def start_form(
+        self,
+        kind: Kind,
+        send: Buffer,
+        recv: Buffer,
+        op: ReduceOp,
+        root: int,
+        stream: Any,
+        form: Callable[[], Form],
+    ) -> Callable[[], Run]:
+        """Begin what has a form, which is asked at the call's turn. Collective; as :meth:`start`.
+
+        Blocking at the group's first call, see :attr:`has_programs`.
+        """
+        if self._framed(kind, op):
+            raise UnsupportedError(
+                f"{op.name} of GPU arrays in a call that does not block goes through host memory, "
+                "where the host has to wait: call the blocking form"
+            )
+        if send.strided is not None or recv.strided is not None:
+            raise UnsupportedError(
+                "arrays with gaps in a call that does not block, where the host steps through "
+                "it: call the blocking form, or pass cupy.ascontiguousarray of it"
+            )
+        _, number, programs = self._ready(stream)
+        if programs is None:
+            raise UnsupportedError(
+                "GPU arrays go through host memory in this group, where the host has to wait for "
+                "the messages: call the blocking form (see notes)"
+            )
+        self._side.follow(number, (send, recv))
+        return programs.start(kind, send, recv, op, root, number, form)
 
     def _begin(self, number: int) -> None:
         """Choose the way. Collective, blocking."""

@@ -169,7 +169,7 @@ class Group:
         self._state.fail(exc)
 
     def _checked_once(
-        self, call: Callable[[], object], what: tuple[Any, ...]
+        self, call: Callable[[], object], what: tuple[Any, ...] | str
     ) -> tuple[Callable[[], object], Callable[[], Poll | None]]:
         """Return ``call`` and what begins it in its turn, where only the first compares ranks."""
         compared = False
@@ -189,15 +189,17 @@ class Group:
 
         return run, start
 
-    def _compare(self, what: tuple[Any, ...]) -> None:
+    def _compare(self, what: tuple[Any, ...] | str) -> None:
         if self._config.check:
             self._agreement.agree(_described(what))
 
-    def _start_compare(self, what: tuple[Any, ...]) -> Poll | None:
+    def _start_compare(self, what: tuple[Any, ...] | str) -> Poll | None:
         return self._agreement.start(_described(what)) if self._config.check else None
 
 
-def _described(what: tuple[Any, ...]) -> str:
+def _described(what: tuple[Any, ...] | str) -> str:
+    if isinstance(what, str):
+        return what
     kind, send, recv, op, name, root = what
     return (
         f"{kind.value} count={send.count} dtype={recv.dtype} op={op.value} "

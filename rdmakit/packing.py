@@ -40,8 +40,9 @@ def place(send: Buffer, recv: Buffer, take: Callable[[int, int], int]) -> tuple[
     """
     to, of = recv.strided, send.strided
     if of is not None and to is not None and _same_array(send, recv):
-        base = take(1, recv.nbytes)  # in place, or this rank's block of it
-        return _plain(send, base + of.first * send.dtype.itemsize), _plain(recv, base)
+        base = take(1, max(send.nbytes, recv.nbytes))  # in place, or this rank's block of it
+        starts = [base + part.first * send.dtype.itemsize for part in (of, to)]
+        return _plain(send, starts[0]), _plain(recv, starts[1])
     if of is not None:
         send = _plain(send, take(0, send.nbytes))
     if to is not None:
@@ -57,9 +58,16 @@ def _same_array(a: Buffer, b: Buffer) -> bool:
 
 def moved(kind: Kind, rank: int, root: int) -> dict[str, bool]:
     """Return whether a rank's input is read (``reads``) and its output written (``writes``)."""
-    if kind is not Kind.BROADCAST:
-        return {"reads": True, "writes": True}
-    return {"reads": rank == root, "writes": rank != root}
+    at_root = rank == root
+    return {
+        "reads": at_root or kind not in (Kind.BROADCAST, Kind.SCATTER),
+        "writes": {
+            Kind.BROADCAST: not at_root,
+            Kind.REDUCE: at_root,
+            Kind.GATHER: at_root,
+            Kind.EXSCAN: rank > 0,
+        }.get(kind, True),
+    }
 
 
 def _plain(buffer: Buffer, address: int) -> Buffer:
@@ -121,8 +129,11 @@ class HostPacked:
     def scatter(self) -> None:
         """Copy the result out of it. Local."""
         if self._to is not None:
-            view, _, flat = self._to
-            np.copyto(view, flat.reshape(view.shape))
+            view, first, flat = self._to
+            if flat.size == view.size:
+                np.copyto(view, flat.reshape(view.shape))
+            else:
+                view.flat[first : first + flat.size] = flat
 
     def around(self, call: Callable[[], object]) -> Callable[[], None]:
         """Return ``call`` between the two."""

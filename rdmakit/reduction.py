@@ -30,7 +30,7 @@ from rdmakit.layout import RankLayout
 from rdmakit.plan.planner import reduces_at_once
 from rdmakit.plan.shape import Kind
 
-__all__ = ["Frame", "Reducer", "average", "frame", "no_reduce", "on_the_way", "reducer"]
+__all__ = ["REDUCES", "Frame", "Reducer", "average", "frame", "no_reduce", "on_the_way", "reducer"]
 
 Array = npt.NDArray[Any]
 Reducer = Callable[[Array, Sequence[Array]], None]
@@ -51,6 +51,8 @@ _UFUNC: dict[ReduceOp, np.ufunc] = {
     ReduceOp.BOR: np.bitwise_or,
     ReduceOp.BXOR: np.bitwise_xor,
 }
+REDUCES = (Kind.ALLREDUCE, Kind.REDUCE_SCATTER, Kind.REDUCE, Kind.SCAN, Kind.EXSCAN)
+"""Kinds that reduce."""
 _WIDE = np.dtype(np.float32)
 _BLOCK = 128 << 10
 """Bytes of the result that are finished before the next, so that they stay in the L2 cache."""
@@ -181,14 +183,15 @@ class Frame:
     def around(self, call: Callable[[], object]) -> Callable[[], object]:
         """Return ``call`` between ``prepare`` and ``finish``."""
         prepare, finish = self.prepare, self.finish
-        if finish is None:
+        if finish is None and prepare is None:
             return call
 
         def run() -> None:
             if prepare is not None:
                 prepare()
             call()
-            finish()
+            if finish is not None:
+                finish()
 
         return run
 
@@ -208,6 +211,8 @@ def frame(
     send: Buffer,
     recv: Buffer,
     op: ReduceOp,
+    *,
+    writes: bool = True,
 ) -> Frame:
     """Return how a collective on host memory is done. Local; the same choice on all ranks.
 
@@ -218,23 +223,27 @@ def frame(
         send: this rank's input.
         recv: its output; may be the input, or a part of it.
         op: the operation.
+        writes: whether this rank has a result (not beside the root of a reduce, not at the first
+            rank of an exscan).
     """
     ranks = layout.size
-    if ranks == 1 or kind not in (Kind.ALLREDUCE, Kind.REDUCE_SCATTER):
+    if ranks == 1 or kind not in REDUCES:
         return Frame(send, recv, no_reduce, op)
     if reduces_at_once(algorithm, kind, layout):
         divide_by = ranks if op is ReduceOp.AVG else 0
         return Frame(send, recv, reducer(recv.dtype, op, divide_by), op)
     dtype, inner = on_the_way(recv.dtype, op)
     if dtype is not recv.dtype:
-        return _widened(send, recv, inner, ranks if op is ReduceOp.AVG else 0)
+        return _widened(send, recv, inner, ranks if op is ReduceOp.AVG else 0, writes=writes)
     if inner is op:
         return Frame(send, recv, reducer(dtype, op), op)
+    if not writes:
+        return Frame(send, recv, reducer(dtype, inner), inner)
     result = array_at(recv.address, recv.count, dtype)
     return Frame(send, recv, reducer(dtype, inner), inner, finish=lambda: average(result, ranks))
 
 
-def _widened(send: Buffer, recv: Buffer, op: ReduceOp, divide_by: int) -> Frame:
+def _widened(send: Buffer, recv: Buffer, op: ReduceOp, divide_by: int, *, writes: bool) -> Frame:
     source = array_at(send.address, send.count, send.dtype)
     result = array_at(recv.address, recv.count, recv.dtype)
     work = np.empty(send.count, _WIDE)
@@ -255,6 +264,6 @@ def _widened(send: Buffer, recv: Buffer, op: ReduceOp, divide_by: int) -> Frame:
         reducer(_WIDE, op),
         op,
         prepare,
-        finish,
+        finish if writes else None,
         held=work.nbytes + (0 if total is work else total.nbytes),
     )

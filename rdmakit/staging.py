@@ -16,7 +16,8 @@ import numpy as np
 from rdmakit.buffer import Buffer, array_at
 from rdmakit.datatypes import HALVES, MemoryKind, ReduceOp
 from rdmakit.errors import TransferTimeout, UnsupportedError
-from rdmakit.plan.shape import Kind
+from rdmakit.packing import moved
+from rdmakit.plan.shape import Call, Kind
 from rdmakit.reduction import average
 from rdmakit.waiting import Waiter
 
@@ -112,10 +113,11 @@ class Staging:
             return
         if self._done is None:
             self._done = door.Event()
-            shard = self._node is not None
-            self._slots = [_Slot(door, self._piece, shard=shard) for _ in range(DEPTH)]
         else:
             door.wait_event(number, self._done)  # the last call's memory is used again
+        if not self._slots:
+            shard = self._node is not None
+            self._slots = [_Slot(door, self._piece, shard=shard) for _ in range(DEPTH)]
         exact = op is ReduceOp.EXACT_SUM  # a node would round what it gives to the rail
         if kind is Kind.ALLREDUCE and self._node is not None and rail is not None and not exact:
             self._in_shards(self._node, send, recv, op, stream, rail)
@@ -249,6 +251,60 @@ class Staging:
             if index + DEPTH < count:
                 begin(index + DEPTH)
 
+    def run_form(
+        self,
+        call: Call,
+        rank: int,
+        send: Buffer,
+        recv: Buffer,
+        stream: int,
+        whole: Callable[[Kind, Buffer, Buffer], None],
+    ) -> None:
+        """Do a call that has a form: copy its blocks, do it on the host, copy the results.
+
+        Collective, blocking; ``recv`` is ready on ``stream``, and what is between its blocks is
+        not touched. ``whole`` does the collective on host memory. Raises as :meth:`run`.
+        """
+        if not call.longest:
+            return
+        one = call.in_place and call.kind is Kind.ALLTOALL
+        if self._done is None:
+            self._done = self._door.Event()
+        else:
+            self._wait(self._done)  # the last call's memory is used again, and may be replaced
+        hosts = self._pinned((send, recv))
+        if one:
+            hosts[0] = hosts[1]
+        self._blocks(hosts[0], send, _reads(call, rank, send.count), stream)
+        self._done.record(stream)
+        self._wait(self._done)
+        whole(call.kind, hosts[0], hosts[1])
+        self._blocks(recv, hosts[1], _writes(call, rank, recv.count), stream)
+        self._done.record(stream)
+
+    def _blocks(
+        self, to: Buffer, of: Buffer, parts: Sequence[tuple[int, int]], stream: int
+    ) -> None:
+        itemsize = of.dtype.itemsize
+        for at, count in parts:
+            if count:
+                first, nbytes = at * itemsize, count * itemsize
+                self._door.copy_async(to.address + first, of.address + first, nbytes, stream)
+
+    def _pinned(self, buffers: Sequence[Buffer]) -> list[Buffer]:
+        """Return host memory for the buffers, kept for later calls."""
+        hosts = []
+        for index, buffer in enumerate(buffers):
+            nbytes = max(1, buffer.nbytes)
+            if len(self._large) <= index:
+                self._large.append(self._door.PinnedMemory(nbytes))
+            elif self._large[index].nbytes < nbytes:
+                self._large[index].close()
+                self._large[index] = self._door.PinnedMemory(nbytes)
+            address = self._large[index].address
+            hosts.append(_at(address, buffer.count, buffer.dtype, MemoryKind.HOST))
+        return hosts
+
     def _at_once(
         self,
         kind: Kind,
@@ -263,15 +319,7 @@ class Staging:
         copy, event = self._door.copy_async, self._slots[0].event
         event.record(stream)
         self._wait(event)  # of the last call: its memory may be replaced
-        hosts = []
-        for index, buffer in enumerate((send, recv)):
-            if len(self._large) <= index:
-                self._large.append(self._door.PinnedMemory(buffer.nbytes))
-            elif self._large[index].nbytes < buffer.nbytes:
-                self._large[index].close()
-                self._large[index] = self._door.PinnedMemory(buffer.nbytes)
-            address = self._large[index].address
-            hosts.append(_at(address, buffer.count, buffer.dtype, MemoryKind.HOST))
+        hosts = self._pinned((send, recv))
         copy(hosts[0].address, send.address, send.nbytes, stream)
         event.record(stream)
         self._wait(event)
@@ -298,6 +346,30 @@ class Staging:
                 part.close()
         self._slots, self._large, self._wide, self._done = [], [], None, None
         self._rail_stream, self._rail_done = None, None
+
+
+def _reads(call: Call, rank: int, count: int) -> Sequence[tuple[int, int]]:
+    """Return (first, count) of what ``rank`` reads of SEND."""
+    if not moved(call.kind, rank, call.root)["reads"]:
+        return []
+    if call.kind is Kind.SCATTER:
+        return list(zip(call.send_offsets(rank), call.blocks, strict=True))
+    if call.kind is Kind.ALLTOALL:
+        ranks = range(call.layout.size)
+        return [(call.send_offsets(rank)[q], call.elements(rank, q)) for q in ranks]
+    return [(0, count)]
+
+
+def _writes(call: Call, rank: int, count: int) -> Sequence[tuple[int, int]]:
+    """Return (first, count) of what ``rank`` writes of RECV."""
+    if not moved(call.kind, rank, call.root)["writes"]:
+        return []
+    if call.kind in (Kind.GATHER, Kind.ALLGATHER):
+        return list(zip(call.recv_offsets(rank), call.blocks, strict=True))
+    if call.kind is Kind.ALLTOALL:
+        ranks = range(call.layout.size)
+        return [(call.recv_offsets(rank)[q], call.elements(q, rank)) for q in ranks]
+    return [(0, count)]
 
 
 def _cut(count: int, most: int) -> Sequence[tuple[int, int]]:

@@ -20,12 +20,12 @@ from rdmakit.executor import Guard, Places
 from rdmakit.layout import RankLayout
 from rdmakit.plan.planner import program
 from rdmakit.plan.select import choose
-from rdmakit.plan.shape import Call, Kind, Limits
+from rdmakit.plan.shape import Form, Kind, Limits
 from rdmakit.plan.steps import Space
 from rdmakit.protocols import DeviceChannel, Window
 from rdmakit.waiting import Waiter
 
-__all__ = ["AREA", "Stepped", "SteppedRun"]
+__all__ = ["AREA", "CAPTURE", "Stepped", "SteppedRun"]
 
 AREA = 24 << 20
 """Bytes of each rank's window on its GPU: three chunks of 8 MiB, whose copies take some times as
@@ -36,7 +36,7 @@ _SMALL = 256 << 10
 """Bytes of a shard up to which the rail takes the schedule of fewest rounds: each round costs a
 launch and a look at an event beside its message."""
 _KEPT = 32
-_CAPTURE = (
+CAPTURE = (
     "the host takes part in this collective, which a CUDA graph cannot hold: call it outside the "
     "capture"
 )
@@ -89,7 +89,14 @@ class Stepped:
         self._bound: OrderedDict[tuple[Any, ...], DeviceProgram] = OrderedDict()
 
     def run(
-        self, kind: Kind, send: Buffer, recv: Buffer, op: ReduceOp, root: int, stream: int
+        self,
+        kind: Kind,
+        send: Buffer,
+        recv: Buffer,
+        op: ReduceOp,
+        root: int,
+        stream: int,
+        form: Form | None = None,
     ) -> None:
         """Do it. Collective; blocks until messages are done, the result is ready on ``stream``.
 
@@ -99,20 +106,33 @@ class Stepped:
             TransportError: a message failed.
         """
         if self._door.is_capturing(stream):
-            raise UnsupportedError(_CAPTURE)
-        if max(send.count, recv.count):
-            self._bind(kind, send, recv, op, root).run(self._next_tag(), stream)
+            raise UnsupportedError(CAPTURE)
+        if self._anything(kind, send, recv, form):
+            self._bind(kind, send, recv, op, root, form).run(self._next_tag(), stream)
+
+    def _anything(self, kind: Kind, send: Buffer, recv: Buffer, form: Form | None) -> bool:
+        """Return whether any rank has any element; equal on all ranks."""
+        if form is None:
+            return max(send.count, recv.count) > 0
+        return form.longest(kind, self._layout.size) > 0
 
     def start(
-        self, kind: Kind, send: Buffer, recv: Buffer, op: ReduceOp, root: int, stream: int
+        self,
+        kind: Kind,
+        send: Buffer,
+        recv: Buffer,
+        op: ReduceOp,
+        root: int,
+        stream: int,
+        form: Callable[[], Form] | None = None,
     ) -> Callable[[], SteppedRun]:
         """Return what begins it at its turn, after the present work of ``stream``. Local.
 
         The copies and reductions go onto a stream of their own; the run is complete when the
-        result is there, for all streams. Raises as :meth:`run`.
+        result is there, for all streams. ``form`` is asked then. Raises as :meth:`run`.
         """
         if self._door.is_capturing(stream):
-            raise UnsupportedError(_CAPTURE)
+            raise UnsupportedError(CAPTURE)
         if self._own is None:
             self._own = self._door.Stream()
         own: int = self._own.ptr
@@ -122,31 +142,40 @@ class Stepped:
         def begin() -> SteppedRun:
             self._enter()
             self._door.wait_event(own, ready)
-            run = None
-            if max(send.count, recv.count):
-                run = self._bind(kind, send, recv, op, root).start(self._next_tag(), own)
+            run, known = None, form() if form is not None else None
+            if self._anything(kind, send, recv, known):
+                run = self._bind(kind, send, recv, op, root, known).start(self._next_tag(), own)
             return SteppedRun(run, own, ready)
 
         return begin
 
     def _bind(
-        self, kind: Kind, send: Buffer, recv: Buffer, op: ReduceOp, root: int
+        self,
+        kind: Kind,
+        send: Buffer,
+        recv: Buffer,
+        op: ReduceOp,
+        root: int,
+        form: Form | None,
     ) -> DeviceProgram:
-        key = (kind, send.address, recv.address, send.count, recv.dtype, op, root)
+        if form is None:
+            form = Form(recv.count if kind is Kind.REDUCE_SCATTER else send.count)
+        key = (kind, send.address, recv.address, send.count, recv.dtype, op, root, form)
         bound = self._bound.get(key)
         if bound is not None:
             self._bound.move_to_end(key)
             return bound
         itemsize = recv.dtype.itemsize
         limits = Limits(AREA // itemsize, _CHUNK // itemsize, _SMALL // itemsize)
-        count = recv.count if kind is Kind.REDUCE_SCATTER else send.count
-        name = choose(kind, self._layout, max(send.nbytes, recv.nbytes), mpi=False)
-        steps = program(name, Call(kind, self._layout, count, limits, root), self._rank)
+        call = form.call(kind, self._layout, limits, root)
+        name = choose(kind, self._layout, call.longest * itemsize, mpi=False)
+        steps = program(name, call, self._rank)
         if self._channel is not None and steps.tags > self._channel.messages:
             raise UnsupportedError(
-                f"{count} elements need {steps.tags} message tags, {self._channel.messages} are "
-                "there: cut the array"
+                f"{call.longest} elements need {steps.tags} message tags, "
+                f"{self._channel.messages} are there: cut the array"
             )
+        size = format_size(recv.nbytes or send.nbytes)
         bound = DeviceProgram(
             steps,
             recv.dtype,
@@ -158,7 +187,7 @@ class Stepped:
             waiter=self._waiter,
             guard=self._guard,
             work=DeviceWork(self._door, partial(self._launch, op), self._flush, self._enter),
-            label=f"{self._label}{kind.value}/{name} {format_size(recv.nbytes)} on GPUs",
+            label=f"{self._label}{kind.value}/{name} {size} on GPUs",
         )
         self._bound[key] = bound
         if len(self._bound) > _KEPT:

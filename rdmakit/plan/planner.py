@@ -100,7 +100,7 @@ def reduces_at_once(algorithm: str, kind: Kind, layout: RankLayout) -> bool:
 
     Such a step can round, or divide a mean, for good.
     """
-    reduces = kind in (Kind.ALLREDUCE, Kind.REDUCE_SCATTER)
+    reduces = kind in (Kind.ALLREDUCE, Kind.REDUCE_SCATTER, Kind.REDUCE)
     return reduces and len(layout.nodes) == 1 and algorithm in ("hierarchical", "one-shot")
 
 

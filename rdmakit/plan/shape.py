@@ -11,7 +11,7 @@ from itertools import accumulate
 from rdmakit.errors import InvalidArgument
 from rdmakit.layout import RankLayout
 
-__all__ = ["Call", "Kind", "Limits"]
+__all__ = ["Call", "Form", "Kind", "Limits"]
 
 
 class Kind(enum.Enum):
@@ -191,6 +191,28 @@ class Call:
             return max(*map(sum, rows), *map(sum, zip(*rows, strict=True)))
         blocks = self.kind in _SENDS_BLOCKS or self.kind in _RECEIVES_BLOCKS
         return sum(self.blocks) if blocks else self.count
+
+
+@dataclass(frozen=True)
+class Form:
+    """What a call moves: of a :class:`Call` all that the machine has no say in."""
+
+    count: int = 0
+    counts: tuple[int, ...] | tuple[tuple[int, ...], ...] = ()
+    send_at: tuple[int, ...] = ()
+    recv_at: tuple[int, ...] = ()
+    in_place: bool = False
+
+    def longest(self, kind: Kind, ranks: int) -> int:
+        """Return :attr:`Call.longest`, which is the same wherever the ranks are."""
+        return self.call(kind, RankLayout.of_sizes([ranks]), Limits(1, 1, 1)).longest
+
+    def call(self, kind: Kind, layout: RankLayout, limits: Limits, root: int = 0) -> Call:
+        """Return the call on ``layout``."""
+        return Call(
+            kind, layout, self.count, limits, root,
+            self.counts, self.send_at, self.recv_at, self.in_place,
+        )  # fmt: skip
 
 
 def _starts(counts: Iterable[int]) -> tuple[int, ...]:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from rdmakit.arguments import IN_PLACE
 from rdmakit.datatypes import HALVES, ITEMSIZES, TABLE, ReduceOp, dtype_of, kind_of
 from rdmakit.plan.shape import Kind
 
@@ -137,8 +138,38 @@ def buffers(
             recv[block] = made(rank, count)
             return recv[block], recv, want
         return made(rank, count), recv, want
-    buf = made(root, count) if rank == root else unset(count)
-    return buf, buf, made(root, count)
+    if kind is Kind.BROADCAST:
+        buf = made(root, count) if rank == root else unset(count)
+        return buf, buf, made(root, count)
+    if kind in (Kind.REDUCE, Kind.SCAN, Kind.EXSCAN):
+        terms = {Kind.REDUCE: n if rank == root else 0, Kind.SCAN: rank + 1, Kind.EXSCAN: rank}
+        send = made(rank, count)
+        recv = send if in_place and (kind is not Kind.REDUCE or rank == root) else unset(count)
+        want = reduced(terms[kind], count, dtype, op) if terms[kind] else recv.copy()
+        return send, recv, want
+    return _blocks(kind, rank, n, count, made, unset, root=root, in_place=in_place)
+
+
+def _blocks(
+    kind: Kind, rank: int, n: int, count: int, made: Any, unset: Any, *, root: int, in_place: bool
+) -> tuple[Array, Array, Array]:
+    own = slice(rank * count, (rank + 1) * count)
+    if kind is Kind.GATHER:
+        send, recv = made(rank, count), unset(n * count)
+        if rank != root:
+            return send, recv, recv.copy()
+        if in_place:
+            recv[own] = send
+        want = np.concatenate([made(of, count) for of in range(n)])
+        return recv[own] if in_place else send, recv, want
+    if kind is Kind.SCATTER:
+        send = made(root, n * count) if rank == root else unset(n * count)
+        recv = send[own] if in_place and rank == root else unset(count)
+        return send, recv, made(root, n * count)[own]
+    assert kind is Kind.ALLTOALL
+    send = made(rank, n * count)
+    want = np.concatenate([made(of, n * count)[own] for of in range(n)])
+    return send, send if in_place else unset(n * count), want
 
 
 def call(
@@ -150,6 +181,18 @@ def call(
         comm.Reduce_scatter_block(send, recv, op, **more)
     elif kind is Kind.ALLGATHER:
         comm.Allgather(send, recv, **more)
+    elif kind is Kind.REDUCE:
+        comm.Reduce(send, recv, op, root, **more)
+    elif kind is Kind.GATHER:
+        comm.Gather(send, recv, root, **more)
+    elif kind is Kind.SCATTER:
+        comm.Scatter(send, recv, root, **more)
+    elif kind is Kind.ALLTOALL:
+        comm.Alltoall(IN_PLACE if send is recv else send, recv, **more)
+    elif kind is Kind.SCAN:
+        comm.Scan(send, recv, op, **more)
+    elif kind is Kind.EXSCAN:
+        comm.Exscan(send, recv, op, **more)
     else:
         comm.Bcast(recv, root, **more)
 

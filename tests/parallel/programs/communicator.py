@@ -28,8 +28,8 @@ from rdmakit import (
 )
 from rdmakit.bootstrap import load_mpi
 from rdmakit.config import parse_size
-from rdmakit.datatypes import MAX, MIN, PROD, SUM
-from tests.conformance.values import COVER, DTYPES, KINDS, check
+from rdmakit.datatypes import AVG, MAX, MIN, PROD, SUM
+from tests.conformance.values import COVER, DTYPES, check
 
 WORLD = load_mpi().COMM_WORLD
 RANK, SIZE = WORLD.Get_rank(), WORLD.Get_size()
@@ -52,13 +52,15 @@ def sizes_of(n: int, ranks_per_node: int) -> tuple[int, ...]:
 def results(comm: Communicator) -> None:
     """Every kind, algorithm, dtype and op; equal bits on all ranks."""
     digest = hashlib.sha256()
-    for kind in KINDS:
-        reduces = kind in (Kind.ALLREDUCE, Kind.REDUCE_SCATTER)
+    for kind in Kind:
+        scans = kind in (Kind.SCAN, Kind.EXSCAN)
+        reduces = scans or kind in (Kind.ALLREDUCE, Kind.REDUCE_SCATTER, Kind.REDUCE)
         for algorithm in (*comm.algorithms(kind), "auto"):
             cases: list[Any] = [(count, "float32", SUM) for count in (0, 1, 7, 5003)]
             if algorithm != "one-shot":
                 cases.append((BIG, "float32", SUM))
-            pairs: Any = COVER if reduces else [(dtype, SUM) for dtype in DTYPES]
+            pairs: Any = [(t, op) for t, op in COVER if not (scans and op is AVG)]
+            pairs = pairs if reduces else [(dtype, SUM) for dtype in DTYPES]
             if algorithm != "hierarchical":
                 pairs = [("int64", op) for op in (SUM, PROD, MIN, MAX)] if reduces else []
             cases += [(1000, dtype, op) for dtype, op in pairs]
@@ -67,7 +69,7 @@ def results(comm: Communicator) -> None:
                     comm, kind, count, dtype, op, algorithm=algorithm, root=number % comm.size,
                     in_place=number % 2 == 1,
                 )  # fmt: skip
-                if kind is not Kind.REDUCE_SCATTER:
+                if kind in (Kind.ALLREDUCE, Kind.ALLGATHER, Kind.BROADCAST):
                     digest.update(result)
     for group in (comm.node, comm.rail):
         for count in (3, 40_000):
