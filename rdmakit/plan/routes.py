@@ -203,7 +203,7 @@ class Routes:
         return turns
 
     def _loads(self) -> Iterable[tuple[int, int]]:
-        """Return number and sum of the blocks that areas hold, of all areas or the fullest."""
+        """Return number and sum of the blocks that areas hold at most, of all or the fullest."""
         for rank in self._witnesses():
             kept, leaving, landing = self._contents(rank)
             regions = ((*kept,), *leaving.values(), *landing.values())
