@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 
 from rdmakit.layout import RankLayout
-from rdmakit.plan.flow import Throttle
+from rdmakit.plan.flow import Throttle, exchange_round
 from rdmakit.plan.pieces import SLOTS, piece, turns_for
-from rdmakit.plan.routes import proxy
+from rdmakit.plan.routes import clients, proxy
 from rdmakit.plan.shape import Call
 from rdmakit.plan.slots import Slots, chunk_elements, closed, slot_elements
 from rdmakit.plan.steps import Builder, Program, Ref, Space
@@ -63,14 +63,18 @@ class _ReduceScatter:
         self.alone = len(self.peers) == 1
         windows = max(layout.ranks_per_node) > 1
         slot = slot_elements(call.limits) if windows else wish + 4 * layout.size
-        self.turns = turns_for(call.blocks, wish, slot)
+        counts = [count for count in call.blocks if count]
+        longest = max(counts, default=0)
+        self.turns = turns_for(len(counts), sum(counts), longest, wish, slot)
         sizes = [piece(count, max(1, self.turns), 0)[1] for count in call.blocks]
         self.starts = tuple(accumulate(sizes, initial=0))
         self.slots = Slots(self.b, self.peers, max(1, self.starts[-1]))
-        handled = [q for q in range(layout.size) if proxy(layout, self.node, q) == rank]
+        handled = {rank, *clients(layout, self.node)[rank]}
         # In the order in which all exchange messages; what others wait for goes first.
         self.mine = sorted(handled, key=lambda q: (q == rank, self._order(q)))
-        self.abroad = [i for i in range(len(layout.nodes)) if i != self.node]
+        nodes = range(len(layout.nodes))
+        others = [i for i in nodes if i != self.node]
+        self.abroad = sorted(others, key=lambda i: exchange_round(i, self.node, len(nodes)))
         self.tmp = [{i: self.b.private(sizes[rank]) for i in self.abroad} for _ in range(2)]
         self.given = call.send_offsets(rank)
         self._sent = Throttle()
@@ -84,9 +88,9 @@ class _ReduceScatter:
                 self._reduce(turn - 1)
         return closed(self.b, self.layout, self.turns, self.turns)
 
-    def _order(self, peer: int) -> tuple[int, int, int]:
-        step = (self.node + self.layout.node_of(peer)) % len(self.layout.nodes)
-        return step, min(self.rank, peer), max(self.rank, peer)
+    def _order(self, target: int) -> tuple[int, int]:
+        nodes = len(self.layout.nodes)
+        return exchange_round(self.node, self.layout.node_of(target), nodes), target
 
     def _input(self, q: int, turn: int) -> Ref:
         at, count = piece(self.call.blocks[q], self.turns, turn)

@@ -29,7 +29,10 @@ def hierarchical_broadcast(call: Call, rank: int) -> Program:
 class _Chunk:
     turn: int
     whole: Ref
+    reads: list[int] = field(default_factory=list)
+    """Behind these this rank reads the peers' areas no more."""
     ends: list[int] = field(default_factory=list)
+    """Behind these the slot may be used again here."""
 
 
 class _Broadcast:
@@ -54,43 +57,50 @@ class _Broadcast:
         """Append the steps of one chunk."""
         before = self.chunks[chunk.turn - SLOTS].ends if chunk.turn >= SLOTS else []
         if self.alone:
-            chunk.ends = self._pass_on(chunk, chunk.whole, before)
+            self._pass_on(chunk, chunk.whole, before)
         elif self.rank == self.call.root:
             waits = [*before, *self.slots.writable(chunk.turn, before)]
             place = self.slots.place(self.rank, chunk.turn % SLOTS, 0, chunk.whole.count)
             chunk.ends += self.b.copy(place, chunk.whole, waits)
             self.slots.filled(chunk.turn, chunk.ends)
-            chunk.ends += self._pass_on(chunk, chunk.whole, before)
+            self._pass_on(chunk, chunk.whole, before)
         elif self.at_home:
             self._take_from_root(chunk)
         else:
             self._share_out(chunk, before)
         if not self.alone and self.rank != self.call.root:
-            self.slots.finish(chunk.turn, len(self.chunks), chunk.ends)
+            self.slots.finish(chunk.turn, len(self.chunks), chunk.reads)
 
     def _pass_on(self, chunk: _Chunk, buffer: Ref, after: list[int]) -> list[int]:
-        """Pass this rank's shards on their way, from or into ``buffer``."""
+        """Pass this rank's shards on their way, from or into ``buffer``; return when it is there.
+
+        Sends and receives are among ``chunk.ends``.
+        """
+        there: list[int] = []
         if self.nodes == 1:
-            return []
-        ends: list[int] = []
+            return there
         parts = split(chunk.whole.count, len(self.owners))
         for shard, (at, count) in enumerate(parts):
-            if self.owners[shard] == self.rank:
+            if count and self.owners[shard] == self.rank:
                 group = [self.layout.owner(node, shard) for node in self.order]
                 tag = chunk.turn * len(parts) + shard
-                ends += pass_down(self.b, group, self.branch, buffer.part(at, count), tag, after)
-        return ends
+                part = buffer.part(at, count)
+                ready, ends = pass_down(self.b, group, self.branch, part, tag, after)
+                there += ready
+                chunk.ends += ends
+        return there
 
     def _previous(self, chunk: _Chunk) -> list[int]:
-        return self.chunks[chunk.turn - 1].ends if chunk.turn else []
+        """Return the last read of the chunk before: no wait for a peer begins earlier."""
+        return self.chunks[chunk.turn - 1].reads[-1:] if chunk.turn else []
 
     def _take_from_root(self, chunk: _Chunk) -> None:
         root, slot = self.call.root, chunk.turn % SLOTS
-        waits = self.slots.await_filled(chunk.turn, [root], self._previous(chunk)[-1:])
-        chunk.ends = self.b.copy(
-            chunk.whole, self.slots.place(root, slot, 0, chunk.whole.count), waits
-        )
-        chunk.ends += self._pass_on(chunk, chunk.whole, chunk.ends)
+        waits = self.slots.await_filled(chunk.turn, [root], self._previous(chunk))
+        place = self.slots.place(root, slot, 0, chunk.whole.count)
+        chunk.reads = self.b.copy(chunk.whole, place, waits)
+        chunk.ends += chunk.reads
+        self._pass_on(chunk, chunk.whole, chunk.reads)
 
     def _share_out(self, chunk: _Chunk, before: list[int]) -> None:
         """Receive the own shards into the window, and all shards from there."""
@@ -101,12 +111,12 @@ class _Broadcast:
         came = self._pass_on(chunk, place, waits)
         if self.rank in self.owners:
             self.slots.announce(turn, came)
-        chunk.ends += came
-        last = self._previous(chunk)[-1:]
+        last = self._previous(chunk)
         for owner in dict.fromkeys(self.owners):
             own = owner == self.rank
             waits = came if own else self.slots.await_announced(turn, [owner], last)
             held = [part for part, o in zip(parts, self.owners, strict=True) if o == owner]
             at, count = held[0][0], sum(count for _, count in held)
             src = self.slots.place(owner, slot, at, count)
-            chunk.ends += self.b.copy(chunk.whole.part(at, count), src, waits)
+            chunk.reads += self.b.copy(chunk.whole.part(at, count), src, waits)
+        chunk.ends += chunk.reads

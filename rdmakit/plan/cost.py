@@ -43,14 +43,17 @@ def alltoall_seconds(
     abroad = n - min(layout.ranks_per_node)
     block, nodes = nbytes / n, len(layout.nodes)
     side = costs.step + costs.post
-    wire = costs.message + abroad * block * costs.wire
-    straight = 2 * abroad * side + wire
+    wire = abroad * block * costs.wire
+    # Straight, the next messages are started while the first are on the wire.
+    straight = max(2 * abroad * side, wire) + 2 * side + costs.message
+    if most == 1:
+        return straight, straight
     messages = max(nodes - 1, -(-abroad // most))
     # Into the window before; and, where there are several chunks, each message has pieces that
     # do not touch in the receiver's array: through private memory behind.
     copies = abroad * (costs.step + block * costs.copy) * (1 if nbytes <= chunk else 2)
-    inside = copies + 2 * (most - 1) * costs.step if most > 1 else 0.0
-    return 2 * messages * side + inside + wire, straight
+    inside = copies + 2 * (most - 1) * costs.step
+    return 2 * messages * side + inside + wire + costs.message, straight
 
 
 def predict(

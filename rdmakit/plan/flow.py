@@ -7,12 +7,26 @@ from dataclasses import dataclass, field
 
 from rdmakit.plan.steps import Builder, Ref
 
-__all__ = ["Buffers", "Throttle"]
+__all__ = ["Buffers", "Throttle", "exchange_round"]
 
 _UNDER_WAY = 16
 """Messages of one rank in one direction at once."""
 _BUFFERS = 4
 """Messages that wait in private memory at once."""
+
+
+def exchange_round(source: int, target: int, n: int, *, in_pairs: bool = False) -> int:
+    """Return in which round ``source`` of ``n`` sends to ``target`` when all send to all.
+
+    In a round each sends one message and receives one, so that all links are busy. ``in_pairs``:
+    from the same one, for which an odd number needs a round more than there are others.
+    """
+    if not in_pairs:
+        return (target - source) % n
+    low, high = min(source, target), max(source, target)
+    if n % 2:
+        return (low + high) % n
+    return (2 * low if high == n - 1 else low + high) % (n - 1)
 
 
 @dataclass

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from rdmakit.plan.flow import Buffers, Throttle
+from rdmakit.plan.flow import Buffers, Throttle, exchange_round
 from rdmakit.plan.pieces import SLOTS, joined
 from rdmakit.plan.routes import ALL, Collect, Direct, Parcel, Region, Routes, Spread
 from rdmakit.plan.shape import Call, Kind
@@ -63,14 +63,15 @@ class _Mover:
         peers = routes.peers(rank)
         at = peers.index(rank)
         self.peers = (*peers[at + 1 :], *peers[:at])  # from the next one on: spreads the reads
-        self.slots = Slots(self.b, peers, max(1, routes.slot))
+        self.slots = Slots(self.b, peers, max(1, routes.slot(rank)))
         self._send_at = self._offsets(call.kind in (Kind.SCATTER, Kind.ALLTOALL), sends=True)
         self._recv_at = self._offsets(
             call.kind in (Kind.GATHER, Kind.ALLGATHER, Kind.ALLTOALL), sends=False
         )
         self.area = routes.area(rank)
-        self.leaving = sorted(routes.leaving(rank).items(), key=lambda x: self._order(x[0]))
-        self.landing = sorted(routes.landing(rank).items(), key=lambda x: self._order(x[0]))
+        order = self._order
+        self.leaving = sorted(routes.leaving(rank).items(), key=lambda x: order(rank, x[0]))
+        self.landing = sorted(routes.landing(rank).items(), key=lambda x: order(x[0], rank))
         self.pushes, self.fetches = self._pushes(), self._fetches()
         self.readers = self._readers()
         self._sent, self._received = Throttle(), Throttle()
@@ -97,18 +98,18 @@ class _Mover:
             return ()
         return (self.call.send_offsets if sends else self.call.recv_offsets)(self.rank)
 
-    def _order(self, peer: int) -> tuple[int, int, int]:
-        """Return the place of the pair in the order in which all exchange messages.
+    def _order(self, source: int, target: int) -> tuple[int, int, int, int]:
+        """Return the place of a message in the order of all: by rounds of nodes, then of ranks.
 
-        In each step a rank (a node, where ranks stand in for others) has one partner, so that
-        all are busy and none is asked by all at once.
+        In place, both messages of a pair are next to each other: what is received takes the
+        place of what is sent, for which there is little room elsewhere.
         """
-        layout = self.call.layout
-        if isinstance(self.routes, Direct):
-            step = (self.rank + peer) % layout.size
-        else:
-            step = (layout.node_of(self.rank) + layout.node_of(peer)) % len(layout.nodes)
-        return step, min(self.rank, peer), max(self.rank, peer)
+        layout, pairs = self.call.layout, self.call.in_place
+        nodes = layout.node_of(source), layout.node_of(target)
+        of, to = layout.local_rank(source), layout.local_rank(target)
+        among = (to + of if pairs else to - of) % max(layout.ranks_per_node)
+        low, high = sorted((source, target)) if pairs else (source, target)
+        return exchange_round(*nodes, len(layout.nodes), in_pairs=pairs), among, low, high
 
     def _pushes(self) -> list[tuple[Parcel, int, Region]]:
         """Return what this rank puts into the window, and in whose area."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from rdmakit.errors import UnsupportedError
 from rdmakit.plan.steps import Ref
@@ -69,25 +69,30 @@ def cut(count: int, limit: int) -> list[tuple[int, int]]:
     return split(count, -(-count // limit)) if count else []
 
 
-def turns_for(counts: Iterable[int], wish: int, slot: int) -> int:
+def turns_for(blocks: int, total: int, longest: int, wish: int, slot: int) -> int:
     """Return into how many pieces to cut blocks so that a chunk has one piece of each.
 
     A chunk has ``wish`` elements, but more where pieces would be too short, up to ``slot``.
 
+    Args:
+        blocks: number of blocks that are not empty.
+        total: elements of all of them.
+        longest: elements of the longest, or more.
+        wish: elements that a chunk should have.
+        slot: elements that it can have.
+
     Raises:
         UnsupportedError: the slot has no room for one element of each block.
     """
-    blocks = [count for count in counts if count]
-    room = max(wish, min(slot, _LEAST_PIECE * len(blocks)))
-    if len(blocks) > room:
+    room = max(wish, min(slot, _LEAST_PIECE * blocks))
+    if blocks > room:
         raise UnsupportedError(
-            f"a window slot of {slot} elements has no room for one of each of {len(blocks)} "
+            f"a window slot of {slot} elements has no room for one of each of {blocks} "
             "blocks: make the window larger"
         )
-    # The sum of ceil(c/t) is at most len + (total - len)/t.
-    over, spare = sum(blocks) - len(blocks), room - len(blocks)
-    most = max(blocks, default=0)
-    return min(most, max(1, -(-over // spare))) if spare else most
+    # The sum of ceil(c/t) is at most blocks + (total - blocks)/t.
+    spare = room - blocks
+    return min(longest, max(1, -(-(total - blocks) // spare))) if spare else longest
 
 
 def joined(refs: Sequence[Ref]) -> list[Ref]:

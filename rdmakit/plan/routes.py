@@ -11,14 +11,25 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from rdmakit.layout import RankLayout
 from rdmakit.plan.pieces import piece, turns_for
 from rdmakit.plan.shape import Call, Kind
 from rdmakit.plan.slots import chunk_elements, slot_elements
 
-__all__ = ["ALL", "Area", "Collect", "Direct", "Parcel", "Region", "Routes", "Spread", "proxy"]
+__all__ = [
+    "ALL",
+    "Area",
+    "Collect",
+    "Direct",
+    "Parcel",
+    "Region",
+    "Routes",
+    "Spread",
+    "clients",
+    "proxy",
+]
 
 ALL = -1
 """Target of a parcel that every rank wants."""
@@ -37,6 +48,16 @@ def proxy(layout: RankLayout, node: int, rank: int) -> int:
     size = len(layout.nodes[home])
     shift = home * size if size < len(ranks) else 0
     return ranks[(layout.local_rank(rank) + shift) % len(ranks)]
+
+
+@lru_cache(maxsize=2048)
+def clients(layout: RankLayout, node: int) -> dict[int, list[int]]:
+    """Return for each rank of ``node`` the ranks of other nodes that it is the proxy of."""
+    found: dict[int, list[int]] = {rank: [] for rank in layout.nodes[node]}
+    for i, ranks in enumerate(layout.nodes):
+        for q in ranks if i != node else ():
+            found[proxy(layout, node, q)].append(q)
+    return found
 
 
 @dataclass(frozen=True)
@@ -177,14 +198,19 @@ class Routes:
         phases = self.assembles or self.relays
         wish = chunk_elements(limits, self.layout) if phases else slot
         turns = -(-self._longest // (limits.chunk * _MESSAGE_CHUNKS))
+        for blocks, total in self._loads():
+            turns = max(turns, turns_for(blocks, total, self._longest, wish, slot))
+        return turns
+
+    def _loads(self) -> Iterable[tuple[int, int]]:
+        """Return number and sum of the blocks that areas hold at most, of all or the fullest."""
         for rank in self._witnesses():
             kept, leaving, landing = self._contents(rank)
             regions = ((*kept,), *leaving.values(), *landing.values())
-            counts = [self.size(parcel) for parcels in regions for parcel in parcels]
-            turns = max(turns, turns_for(counts, wish, slot))
-        return turns
+            sizes = [self.size(parcel) for parcels in regions for parcel in parcels]
+            yield len(sizes), sum(sizes)
 
-    @property
+    @cached_property
     def _longest(self) -> int:
         call = self.call
         if call.kind is Kind.BROADCAST or not call.counts:
@@ -202,10 +228,9 @@ class Routes:
             return range(layout.size)
         return (q for node in {len(node): node for node in layout.nodes}.values() for q in node)
 
-    @cached_property
-    def slot(self) -> int:
-        """Elements of a slot: equal for all ranks of a node."""
-        return max((self.area(rank).elements for rank in self._witnesses()), default=0)
+    def slot(self, rank: int) -> int:
+        """Return the elements of a slot in the node of ``rank``."""
+        return max(self.area(peer).elements for peer in self.peers(rank))
 
 
 class Direct(Routes):
@@ -242,12 +267,20 @@ class Spread(Routes):
         layout, home = self.layout, self.layout.node_of(rank)
         if not self._wanted(home):
             return {}
-        found = {
-            q: self.parcels([q], self.call.root)
-            for q in self.abroad(rank)
-            if proxy(layout, home, q) == rank
-        }
+        root = self.call.root
+        found = {q: self.parcels([q], root) for q in clients(layout, home)[rank]}
         return {source: parcels for source, parcels in found.items() if parcels}
+
+    def _loads(self) -> Iterable[tuple[int, int]]:
+        """Of an all-gather each area holds the own block and those that the rank stands in for."""
+        if not (self._many and self.call.counts):
+            yield from super()._loads()
+            return
+        blocks = self.call.blocks
+        for home, node in enumerate(self.layout.nodes):
+            for rank, others in clients(self.layout, home).items() if len(node) > 1 else ():
+                sizes = [blocks[q] for q in (rank, *others)]
+                yield sum(map(bool, sizes)), sum(sizes)
 
     def _wanted(self, node: int) -> bool:
         return self._many or node == self.layout.node_of(self.call.root)
@@ -264,11 +297,7 @@ class Collect(Routes):
     def leaving(self, rank: int) -> dict[int, tuple[Parcel, ...]]:
         """Return a message for each rank elsewhere that this one stands in for."""
         home, peers = self.layout.node_of(rank), self.peers(rank)
-        found = {
-            q: self.parcels(peers, q)
-            for q in self.abroad(rank)
-            if proxy(self.layout, home, q) == rank
-        }
+        found = {q: self.parcels(peers, q) for q in clients(self.layout, home)[rank]}
         return {target: parcels for target, parcels in found.items() if parcels}
 
     def landing(self, rank: int) -> dict[int, tuple[Parcel, ...]]:
@@ -279,3 +308,21 @@ class Collect(Routes):
             if i != self.layout.node_of(rank)
         }
         return {source: parcels for source, parcels in found.items() if parcels}
+
+    def _loads(self) -> Iterable[tuple[int, int]]:
+        """Of a matrix of counts, sum whole columns: it has a million entries for 1024 ranks."""
+        if not self.call.counts or self.call.kind is not Kind.ALLTOALL:
+            yield from super()._loads()
+            return
+        for home, node in enumerate(self.layout.nodes):
+            if len(node) == 1:
+                continue
+            rows = [row for q in node if isinstance(row := self.call.counts[q], tuple)]
+            totals = [sum(column) for column in zip(*rows, strict=True)]
+            blocks = [sum(map(bool, column)) for column in zip(*rows, strict=True)]
+            for rank, others in clients(self.layout, home).items():
+                kept = [self.call.elements(rank, q) for q in node if q != rank]
+                yield (
+                    sum(map(bool, kept)) + sum(blocks[q] for q in others),
+                    sum(kept) + sum(totals[q] for q in others),
+                )

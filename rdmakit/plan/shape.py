@@ -108,7 +108,8 @@ class Call:
             given = getattr(self, name)
             if given and len(given) != n:
                 raise InvalidArgument(f"{name} has {len(given)} entries for {n} ranks")
-        if min(self._flat_counts, default=0) < 0 or min((*self.send_at, *self.recv_at, 0)) < 0:
+        least = [min(entry) if isinstance(entry, tuple) else entry for entry in self.counts]
+        if min((*least, *self.send_at, *self.recv_at, 0)) < 0:
             raise InvalidArgument("a count or displacement is below 0")
         self._check_matrix()
 
@@ -136,19 +137,12 @@ class Call:
         """Return a hash that is computed once: a matrix of counts is long."""
         return self._hash
 
-    @property
-    def _flat_counts(self) -> Iterable[int]:
-        for entry in self.counts:
-            if isinstance(entry, tuple):
-                yield from entry
-            else:
-                yield entry
-
     @cached_property
     def blocks(self) -> tuple[int, ...]:
         """Elements of each rank's block; not for an all-to-all."""
         assert self.kind is not Kind.ALLTOALL
-        return tuple(self._flat_counts) or (self.count,) * self.layout.size
+        counts = tuple(entry for entry in self.counts if not isinstance(entry, tuple))
+        return counts or (self.count,) * self.layout.size
 
     def elements(self, source: int, target: int) -> int:
         """Return what an all-to-all sends from ``source`` to ``target``."""

@@ -39,13 +39,16 @@ def binomial(n: int, me: int) -> Branch:
 
 def pass_down(
     b: Builder, group: Sequence[int], at: Branch, buffer: Ref, tag: int, after: Iterable[int]
-) -> list[int]:
-    """Receive ``buffer`` from the parent, if any, and send it to the children; one tag."""
+) -> tuple[list[int], list[int]]:
+    """Receive ``buffer`` from the parent, if any, and send it to the children; one tag.
+
+    Returns when it is there, and when it may be changed.
+    """
     ready = list(after)
     if at.parent is not None:
         ready = b.recv(group[at.parent], buffer, tag, ready)
     sent = [step for child in at.children for step in b.send(group[child], buffer, tag, ready)]
-    return [*(ready if at.parent is not None else []), *sent] or ready
+    return ready, [*(ready if at.parent is not None else []), *sent]
 
 
 def reduce_up(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from rdmakit.plan.cost import Costs, alltoall_seconds, predict
 from rdmakit.plan.planner import ALGORITHMS, algorithms, program, why_not
 from rdmakit.plan.select import CHUNK_BYTES, choose, limits_for
 from rdmakit.plan.shape import Call, Kind, Limits
+from tests.unit.plan_cases import BLOCKS
 
 LIMITS = limits_for(4, 3 << 20)
 SMALL = Limits(64, 16, 0)
@@ -64,7 +66,7 @@ def test_all_kinds_have_a_choice_that_serves() -> None:
 def test_alltoall_collects_small_messages_and_sends_long_ones_straight() -> None:
     for nodes, ranks in ((2, 4), (4, 2), (2, 8)):
         layout = RankLayout.uniform(nodes, ranks)
-        for block in (8, 1024, 64 << 10, 256 << 10):
+        for block in (8, 1024, 16 << 10, 64 << 10, 256 << 10):
             chosen = choose(Kind.ALLTOALL, layout, block * layout.size, mpi=False)
             assert chosen == ("hierarchical" if block <= 1024 else "flat")
             other = "flat" if chosen == "hierarchical" else "hierarchical"
@@ -113,6 +115,23 @@ def test_rails_divide_the_time_on_the_wire(kind: Kind) -> None:
     times = {name: seconds(kind, name, layout, nbytes, slow) for name in ("hierarchical", "ring")}
     assert nbytes / 4 / 125e6 <= times["hierarchical"] < 1.5 * nbytes / 4 / 125e6
     assert times["ring"] > nbytes / 125e6
+
+
+@pytest.mark.parametrize("kind", Kind)
+def test_node_phases_hide_behind_the_rails(kind: Kind) -> None:
+    """Where the wire is slow, the time is that of the busiest rank's link and little more."""
+    slow = Costs(wire=1 / 1e9)
+    for layout in (RankLayout.uniform(4, 4), RankLayout.uniform(4, 1)):
+        blocks = kind in BLOCKS
+        call = Call(kind, layout, (16 << 18) // (layout.size if blocks else 1), LIMITS)
+        programs = [program("hierarchical", call, rank) for rank in range(layout.size)]
+        link: Counter[tuple[str, int]] = Counter()
+        for rank, steps in enumerate(programs):
+            for peer, count in steps.sent().items():
+                link["out", rank] += count
+                link["in", peer] += count
+        wire = 4 * max(link.values()) * slow.wire
+        assert wire < predict(programs, layout, 4, slow) < 1.5 * wire
 
 
 TWO = RankLayout.of_sizes([1, 1])

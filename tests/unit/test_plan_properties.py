@@ -15,7 +15,7 @@ from rdmakit.layout import RankLayout
 from rdmakit.plan.formulas import bytes_out_of_node, elements_out
 from rdmakit.plan.planner import algorithms, program
 from rdmakit.plan.proof import Race, prove
-from rdmakit.plan.routes import Collect, Direct, Spread
+from rdmakit.plan.routes import Area, Collect, Direct, Routes, Spread
 from rdmakit.plan.shape import Call, Kind, Limits
 from rdmakit.plan.simulator import Deadlock
 from rdmakit.plan.steps import (
@@ -145,7 +145,17 @@ def test_both_ends_of_a_route_agree(layout: RankLayout, kind: Kind, root: int) -
             left |= {(rank, q): parcels for q, parcels in route.leaving(rank).items()}
             landed |= {(q, rank): parcels for q, parcels in route.landing(rank).items()}
         assert left == landed
+        loads = [(0, 0), *route._loads()]
+        for rank in range(layout.size):
+            blocks, elements = _held(route, route.area(rank))
+            assert any(blocks <= most and elements <= total for most, total in loads)
         assert all(layout.node_of(a) != layout.node_of(b) for a, b in left)
+
+
+def _held(route: Routes, area: Area) -> tuple[int, int]:
+    regions = [*area.kept.values(), *area.leaving.values(), *area.landing.values()]
+    parcels = [parcel for region in regions for parcel in region.parcels]
+    return len(parcels), sum(map(route.size, parcels))
 
 
 # -- dependencies ------------------------------------------------------------------------------
