@@ -31,6 +31,7 @@ from rdmakit.job import Job
 from rdmakit.layout import RankLayout
 from rdmakit.mailbox import Mailbox
 from rdmakit.memory import MemoryBootstrap, MemoryChannel
+from rdmakit.nics import choose_nics
 from rdmakit.nodes import find_nodes
 from rdmakit.plan.blocks import partners
 from rdmakit.plan.pieces import FLAGS
@@ -102,8 +103,14 @@ class Communicator(Collectives, PointToPoint, Splits):
         notes, why_staged = list(nodes.notes), ""
         if len(layout.nodes) > 1:
             others = partners(layout, rank)
-            channel, note = make_channel(bootstrap, config, others, waiter, virtual=nodes.virtual)
-            notes += [note] if note else []
+            virtual = nodes.virtual
+            devices, why = choose_nics(
+                bootstrap, config, bootstrap.host, nodes.machines, virtual=virtual
+            )
+            channel, note = make_channel(
+                bootstrap, config, others, waiter, virtual=virtual, devices=devices
+            )
+            notes += filter(None, (*why, note))
             why_staged = agree_on_direct(bootstrap, config, channel, others)
         engine = process_engine()
         if b"0" in bootstrap.allgather(b"%d" % may_be_threaded()):
