@@ -12,11 +12,13 @@ from rdmakit.errors import SetupError
 from rdmakit.inter.mail import ChannelMail
 from rdmakit.inter.mpi import MpiChannel, MpiMail
 from rdmakit.layout import RankLayout
+from rdmakit.nics import choose_nics
+from rdmakit.nodes import Nodes
 from rdmakit.protocols import Bootstrap, Channel, Mail, TaggedChannel, Window
-from rdmakit.startup import raise_together
+from rdmakit.startup import make_channel, raise_together
 from rdmakit.waiting import Waiter, spins_for
 
-__all__ = ["Parts", "controls_of", "routes", "waiter_of", "window_of"]
+__all__ = ["Parts", "channel_of", "controls_of", "routes", "waiter_of", "window_of"]
 
 
 @dataclass
@@ -57,6 +59,22 @@ def window_of(
             problem = str(exc)
     raise_together(controls[0], problem, SetupError)
     return window
+
+
+def channel_of(
+    bootstrap: MpiBootstrap,
+    config: Config,
+    nodes: Nodes,
+    partners: Sequence[int],
+    waiter: Waiter,
+) -> tuple[Channel, list[str]]:
+    """Make the channel between nodes; return it and notes. Collective, blocking."""
+    virtual = nodes.virtual
+    devices, notes = choose_nics(bootstrap, config, bootstrap.host, nodes.machines, virtual=virtual)
+    channel, note = make_channel(
+        bootstrap, config, partners, waiter, virtual=virtual, devices=devices
+    )
+    return channel, [text for text in (*notes, note) if text]
 
 
 def waiter_of(rank: int, host: str, config: Config, on_node: int, hosts: Sequence[str]) -> Waiter:

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from rdmakit import exits
-from rdmakit.assembly import Parts, controls_of, routes, waiter_of, window_of
+from rdmakit.assembly import Parts, channel_of, controls_of, routes, waiter_of, window_of
 from rdmakit.bootstrap import MpiBootstrap, may_be_threaded
 from rdmakit.collectives import Collectives
 from rdmakit.config import Config
@@ -40,7 +40,7 @@ from rdmakit.process.watchdog import install
 from rdmakit.protocols import Bootstrap, Channel, Window
 from rdmakit.splits import Splits
 from rdmakit.staging import HostCall
-from rdmakit.startup import agree_on_direct, compare_setup, make_channel
+from rdmakit.startup import agree_on_direct, compare_setup
 from rdmakit.waiting import Waiter, rest, spins_for
 
 __all__ = ["Communicator", "init"]
@@ -102,8 +102,8 @@ class Communicator(Collectives, PointToPoint, Splits):
         notes, why_staged = list(nodes.notes), ""
         if len(layout.nodes) > 1:
             others = partners(layout, rank)
-            channel, note = make_channel(bootstrap, config, others, waiter, virtual=nodes.virtual)
-            notes += [note] if note else []
+            channel, more = channel_of(bootstrap, config, nodes, others, waiter)
+            notes += more
             why_staged = agree_on_direct(bootstrap, config, channel, others)
         engine = process_engine()
         if b"0" in bootstrap.allgather(b"%d" % may_be_threaded()):

@@ -53,6 +53,9 @@ class Config:
     gpu_direct: str = "auto"
     """RDMAKIT_GPU_DIRECT: messages of GPU memory by UCX on device pointers (on), through pinned
     host memory (off), or by UCX where a NIC can read GPU memory (auto)."""
+    nics: str = "auto"
+    """RDMAKIT_NICS: the network devices of each rank's UCX are chosen by topology (auto), by UCX
+    (off), or by topology among these ports (``mlx5_0,mlx5_3:1``, patterns too)."""
     ranks_per_node: int = 0
     """RDMAKIT_RANKS_PER_NODE: cut each host into virtual nodes of so many ranks; 0 is off."""
     timeout: float = 60.0
@@ -73,6 +76,11 @@ class Config:
             raise InvalidArgument(
                 f"GPU direct (RDMAKIT_GPU_DIRECT) {self.gpu_direct!r}: one of "
                 f"{', '.join(GPU_DIRECT)}"
+            )
+        if self.nics not in ("auto", "off") and not self.named_nics:
+            raise InvalidArgument(
+                f"network devices (RDMAKIT_NICS) {self.nics!r}: auto, off, or names of RDMA ports "
+                "as mlx5_0,mlx5_1"
             )
         if self.ranks_per_node < 0:
             raise InvalidArgument(
@@ -100,6 +108,7 @@ class Config:
         for variable, name, convert in (
             ("RDMAKIT_UCX", "ucx", str.lower),
             ("RDMAKIT_GPU_DIRECT", "gpu_direct", str.lower),
+            ("RDMAKIT_NICS", "nics", _nics),
             ("RDMAKIT_RANKS_PER_NODE", "ranks_per_node", int),
             ("RDMAKIT_TIMEOUT", "timeout", float),
             ("RDMAKIT_CHECK", "check", _flag),
@@ -114,6 +123,13 @@ class Config:
                 except ValueError as exc:
                     raise InvalidArgument(f"{variable}={text!r}: {exc}") from exc
         return cls(**{**defaults, **values, "given": frozenset(values)})  # type: ignore[arg-type]
+
+    @property
+    def named_nics(self) -> tuple[str, ...]:
+        """Compute ports that the user names; none with ``auto`` and ``off``."""
+        if self.nics in ("auto", "off"):
+            return ()
+        return tuple(name for part in self.nics.split(",") if (name := part.strip()))
 
     def chosen(self, **values: object) -> Config:
         """Return this with ``values`` in place, as somebody's choice."""
@@ -135,6 +151,10 @@ class Config:
 
 _OWN = ("node_id", "given")
 """Settings of a rank or host alone."""
+
+
+def _nics(text: str) -> str:
+    return text.lower() if text.lower() in ("auto", "off") else text
 
 
 def _flag(text: str) -> bool:

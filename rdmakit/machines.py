@@ -14,11 +14,13 @@ import msgspec
 import rdmakit
 from rdmakit.discovery.collect import collect
 from rdmakit.discovery.machine import find_out
+from rdmakit.discovery.sysfs import read_sysfs
 from rdmakit.drivers.host import HostTree, run
 from rdmakit.drivers.nvml import ask_nvml, have_pynvml
 from rdmakit.drivers.ucx_policy import decide
 from rdmakit.drivers.ucx_probe import probe
 from rdmakit.protocols import Bootstrap
+from rdmakit.topology.assemble import assemble
 from rdmakit.topology.facts import NvmlFacts, merge_nvml
 from rdmakit.topology.model import Gpu, Machine
 from rdmakit.topology.ranks import RankFacts
@@ -34,6 +36,7 @@ class _RankWords(msgspec.Struct, frozen=True):
     cpus: list[int]
     nvml: NvmlFacts | None
     """Where the launcher may hide GPUs from single ranks."""
+    offered: list[str] | None = None
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,8 @@ class Job:
     """Ranks of each machine; the place is the local rank."""
     net_devices: tuple[str | None, ...]
     """UCX_NET_DEVICES of each rank; None where it is not set."""
+    offered: tuple[tuple[str, ...] | None, ...] = ()
+    """Network devices of each rank's UCX; None where it was not asked."""
 
 
 def gather(
@@ -53,6 +58,9 @@ def gather(
     host: str,
     facts: Mapping[str, str],
     directory: Path | None = None,
+    *,
+    glance: HostTree | None = None,
+    offered: Sequence[str] | None = None,
 ) -> Job:
     """Look at every machine of a job. Collective, blocking for seconds.
 
@@ -65,11 +73,15 @@ def gather(
         facts: versions to compare between nodes, beside those that are found here.
         directory: where the first rank of each node writes what it found, in a folder that has
             its host's name; None: nowhere.
+        glance: read its files only: no commands, no versions; milliseconds. What fails is a note
+            of the machine. NVML is asked under Slurm alone, which hides GPUs from ranks.
+        offered: network devices of this process's UCX.
     """
     words = _RankWords(
         {name: os.environ[name] for name in (*VARIABLES, "UCX_NET_DEVICES") if name in os.environ},
         sorted(os.sched_getaffinity(0)),
         _own_view(),
+        None if offered is None else list(offered),
     )
     told = [
         msgspec.json.decode(text, type=_RankWords)
@@ -79,7 +91,10 @@ def gather(
     machine: Machine | None = None
     if bootstrap.rank == mine[0]:
         views = [view for rank in mine if (view := told[rank].nvml) is not None]
-        machine = _look(host, views, {**software(), **facts}, directory)
+        if glance is not None:
+            machine = _glance(host, views, glance)
+        else:
+            machine = _look(host, views, {**software(), **facts}, directory)
     answers = [
         msgspec.json.decode(text, type=Machine | None)
         for text in bootstrap.allgather(msgspec.json.encode(machine))
@@ -92,6 +107,7 @@ def gather(
             for ranks, machine in zip(nodes, machines, strict=True)
         ),
         tuple(own.environ.get("UCX_NET_DEVICES") for own in told),
+        tuple(None if own.offered is None else tuple(own.offered) for own in told),
     )
 
 
@@ -114,6 +130,14 @@ def _look(
         found = find_out(nvml=nvml)
     machine = found.machine
     return replace(machine, host=host, software={**machine.software, **facts})
+
+
+def _glance(host: str, views: Sequence[NvmlFacts], tree: HostTree) -> Machine:
+    try:
+        machine = assemble(read_sysfs(tree), merge_nvml(views) if views else None)
+    except Exception as exc:  # the others wait for an answer: the note is one
+        return Machine(host, notes=(f"{host} cannot be read: {type(exc).__name__}: {exc}",))
+    return replace(machine, host=host)
 
 
 def _rank_facts(rank: int, words: _RankWords, machine: Machine) -> RankFacts:

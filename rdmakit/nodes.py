@@ -25,6 +25,8 @@ class Nodes:
     """Whether shared memory needs a name to be found by peers."""
     notes: tuple[str, ...]
     """What a person should know about the division."""
+    machines: tuple[tuple[int, ...], ...]
+    """Ranks of each node as it was before it was cut into virtual ones."""
 
 
 def find_nodes(bootstrap: Bootstrap, config: Config, tree: HostTree | None = None) -> Nodes:
@@ -46,6 +48,7 @@ def find_nodes(bootstrap: Bootstrap, config: Config, tree: HostTree | None = Non
         reach, _ = probe_reach(bootstrap, key, named=True)
     notes: list[str] = []
     nodes: list[list[int]] = []
+    machines: list[tuple[int, ...]] = []
     for ranks in hosts.values():
         groups = group_reachable(ranks, [[reach[a][b] for b in ranks] for a in ranks])
         if len(groups) > 1:
@@ -54,6 +57,7 @@ def find_nodes(bootstrap: Bootstrap, config: Config, tree: HostTree | None = Non
                 f"(separate containers or /dev/shm): taken as {len(groups)} nodes {groups}"
             )
         for group in groups:
+            machines.append(tuple(group))
             parts = split_virtual(group, config.ranks_per_node)
             nodes += parts
     cut = len(nodes) > len(hosts)
@@ -63,4 +67,5 @@ def find_nodes(bootstrap: Bootstrap, config: Config, tree: HostTree | None = Non
             f"{config.ranks_per_node} ranks, isolated from each other's shared memory"
         )
     nodes.sort(key=lambda ranks: ranks[0])
-    return Nodes(RankLayout(tuple(map(tuple, nodes))), cut, named, tuple(notes))
+    layout = RankLayout(tuple(map(tuple, nodes)))
+    return Nodes(layout, cut, named, tuple(notes), tuple(sorted(machines)))

@@ -72,6 +72,7 @@ def make_channel(
     waiter: Waiter,
     *,
     virtual: bool,
+    devices: Sequence[str] = (),
 ) -> tuple[Channel, str]:
     """Make the channel between nodes, the same kind on all ranks. Collective, blocking.
 
@@ -81,9 +82,11 @@ def make_channel(
         partners: ranks of other nodes that this one talks to first, and they to it.
         waiter: for the first words.
         virtual: nodes are parts of one host.
+        devices: network devices of each rank; equal on all ranks. If the ranks do not reach each
+            other with them, UCX gets all devices.
 
     Returns:
-        The channel, and why it is not UCX's where it is not.
+        The channel, and why it is not UCX's, or not on these devices.
 
     Raises:
         SetupError: on every rank: UCX was asked for by name and cannot serve, or differs.
@@ -95,12 +98,16 @@ def make_channel(
     try:
         library = ucx_loading.load(config.ucx)
         offer |= {"version": library.version, "path": library.libraries.get("libucp", "")}
-        channel = UcxChannel.open(bootstrap.rank, config.ucx, virtual=virtual)
+        own = devices[bootstrap.rank] if devices else ""
+        channel = UcxChannel.open(bootstrap.rank, config.ucx, virtual=virtual, devices=own)
+        channel.net_devices = tuple(devices)
         offer["address"] = channel.address.hex()
     except (SetupError, TransportError) as exc:
         offer["problem"] = str(exc)
     offers = [msgspec.json.decode(x) for x in bootstrap.allgather(msgspec.json.encode(offer))]
     problems = [entry["problem"] for entry in offers]
+    if devices and any(problems):
+        return _all_devices(bootstrap, config, partners, waiter, channel, problems, virtual=virtual)
     if channel is None or any(problems):
         return _mpi_instead(bootstrap, config, channel, problems)
     odd = [r for r, entry in enumerate(offers) if entry["version"] != offers[0]["version"]]
@@ -123,6 +130,10 @@ def make_channel(
     problems = [text.decode() for text in bootstrap.allgather(problem.encode())]
     if any(problems):
         bootstrap.meanwhile = None
+        if devices:
+            return _all_devices(
+                bootstrap, config, partners, waiter, channel, problems, virtual=virtual
+            )
         return _mpi_instead(bootstrap, config, channel, problems)
     return channel, ""
 
@@ -178,6 +189,25 @@ def why_not_rdma(lanes: Sequence[tuple[str, str]], tree: HostTree) -> str:
 
 
 _RELEASE = "/proc/sys/kernel/osrelease"
+
+
+def _all_devices(
+    bootstrap: MpiBootstrap,
+    config: Config,
+    partners: Sequence[int],
+    waiter: Waiter,
+    channel: UcxChannel | None,
+    problems: Sequence[str],
+    *,
+    virtual: bool,
+) -> tuple[Channel, str]:
+    """Leave the network devices to UCX, on every rank. Collective, blocking."""
+    if channel is not None:
+        channel.close()
+    bad = next(rank for rank, text in enumerate(problems) if text)
+    other, note = make_channel(bootstrap, config, partners, waiter, virtual=virtual)
+    text = f"these network devices did not serve, UCX chooses; rank {bad}: {problems[bad]}"
+    return other, "; ".join(filter(None, (text, note)))
 
 
 def _mpi_instead(

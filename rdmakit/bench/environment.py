@@ -95,6 +95,7 @@ def _ucx(comm: Communicator) -> dict[str, Any]:
         "cuda": library.has_cuda,
         "ib": library.has_ib,
         "warnings": list(library.warnings),
+        "net_devices": list(getattr(channel, "net_devices", ())),
         "set_by_rdmakit": dict(getattr(channel, "config", {})),
         "effective": dict(getattr(channel, "effective", {})),
     }

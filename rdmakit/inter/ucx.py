@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -36,7 +37,7 @@ from rdmakit.inter.tags import (
 from rdmakit.protocols import Arrived, Bootstrap, Bytes, Request
 from rdmakit.waiting import Waiter, settle
 
-__all__ = ["UcxChannel", "context_config"]
+__all__ = ["UcxChannel", "context_config", "offered_devices"]
 
 _QUARANTINE: list[object] = []
 """Requests and memory of transfers that were given up."""
@@ -45,11 +46,15 @@ _GREET_SECONDS = 10.0
 _LOCAL_TRANSPORTS = ("posix", "sysv", "cma", "xpmem", "knem")
 
 
-def context_config(*, virtual: bool) -> dict[str, str]:
+_NETWORK = re.compile(r"^#\s+resource .* -- (?:tcp|rc_\w+|dc_\w+|ud_\w+|gga_\w+|srd)/(\S+)", re.M)
+
+
+def context_config(*, virtual: bool, devices: str = "") -> dict[str, str]:
     """Return the UCX settings of the context that joins nodes; the user's own win.
 
     Args:
         virtual: nodes are parts of one host, between which nothing local may be used.
+        devices: network devices to be confined to; empty: all.
     """
     config: dict[str, str] = {}
     named = os.environ.get("UCX_TLS", "all")
@@ -65,10 +70,35 @@ def context_config(*, virtual: bool) -> dict[str, str]:
         # Measured over tcp: 5 times the rate of the default scheme between two processes.
         ("TCP_TX_SEG_SIZE", "256k"),
         ("TCP_RX_SEG_SIZE", "256k"),
+        ("NET_DEVICES", devices),
     ):
-        if f"UCX_{name}" not in os.environ:
+        if value and f"UCX_{name}" not in os.environ:
             config[name] = value
     return config
+
+
+def offered_devices(policy: str, *, virtual: bool) -> tuple[str, ...]:
+    """Return the network devices that this process's UCX has, as NET_DEVICES takes them. Local.
+
+    A UCX that is asked for a device that it lacks goes without, with a warning at most. Makes a
+    context and drops it: milliseconds, and some more for each RDMA device.
+
+    Args:
+        policy: which UCX (see ``drivers.ucx_loading``).
+        virtual: see :func:`context_config`.
+
+    Raises:
+        SetupError: no usable UCX here.
+        ConnectError: UCX cannot make a context.
+    """
+    ucx_loading.load(policy)
+    ucx, _ = ucx_loading.bindings()
+    config = {**context_config(virtual=virtual), "NET_DEVICES": "all"}
+    try:
+        context = ucx.UCXContext(config_dict=config, feature_flags=(ucx.Feature.TAG,))
+        return tuple(dict.fromkeys(_NETWORK.findall(context.info)))
+    except Exception as exc:
+        raise ConnectError(f"UCX cannot start with {config}: {exc}; see UCX_TLS") from exc
 
 
 class _DevicePointer:
@@ -136,13 +166,17 @@ class UcxChannel:
         self.effective: dict[str, str] = {str(k): str(v) for k, v in context.config.items()}
         """UCX's settings as they are, ours and the user's taken in."""
         self._broken = False
+        self.net_devices: tuple[str, ...] = ()
+        """NET_DEVICES of each rank, where it was chosen for them."""
         self._guarded = True
         self._flushing = 0
         self.progress = worker.progress  # type: ignore[method-assign]
         self._tcp = any("tcp" in line and "resource" in line for line in context.info.splitlines())
 
     @classmethod
-    def open(cls, rank: int, policy: str, *, virtual: bool, local: bool = False) -> UcxChannel:
+    def open(
+        cls, rank: int, policy: str, *, virtual: bool, local: bool = False, devices: str = ""
+    ) -> UcxChannel:
         """Make this rank's half: context and worker. Local; ``connect`` completes it.
 
         Args:
@@ -151,6 +185,7 @@ class UcxChannel:
             virtual: see :func:`context_config`.
             local: between ranks of one node: through shared memory and CUDA IPC, which know no
                 error handling; UCX would take TCP with it.
+            devices: see :func:`context_config`.
 
         Raises:
             SetupError: no usable UCX here.
@@ -158,7 +193,7 @@ class UcxChannel:
         """
         ucx_loading.load(policy)
         ucx, _ = ucx_loading.bindings()
-        config = context_config(virtual=virtual)
+        config = context_config(virtual=virtual, devices=devices)
         try:
             context = ucx.UCXContext(config_dict=dict(config), feature_flags=(ucx.Feature.TAG,))
             worker = ucx.UCXWorker(context)

@@ -76,20 +76,20 @@ def run_topo(options: TopoOptions, config: Config) -> int:
         first, job = look(config, options.collect)
         if not first:
             return 0
-        survey = make_survey(job.machines, job.ranks, chosen=options.nics)
+        survey = make_survey(job.machines, job.ranks, chosen=options.nics or config.named_nics)
         user = dict(enumerate(job.net_devices))
         title = (
             f"rdmakit {rdmakit.__version__} topo: {sum(map(len, job.ranks))} ranks on "
             f"{len(job.machines)} node(s)"
         )
     else:
-        survey, user = _alone(options)
+        survey, user = _alone(options, options.nics or config.named_nics)
         title = f"rdmakit {rdmakit.__version__} topo"
     _show(options, survey, _net_devices(survey, user), title)
     return 0
 
 
-def _alone(options: TopoOptions) -> tuple[Survey, dict[int, str | None]]:
+def _alone(options: TopoOptions, chosen: Sequence[str]) -> tuple[Survey, dict[int, str | None]]:
     """Look at this machine without MPI."""
     if options.collect is not None:
         from rdmakit.machines import software
@@ -100,7 +100,7 @@ def _alone(options: TopoOptions) -> tuple[Survey, dict[int, str | None]]:
         found = find_out()
     machine = found.machine
     ranks = _local_ranks(machine, options.ranks_per_node)
-    survey = make_survey([machine], [ranks], [found.texts], chosen=options.nics)
+    survey = make_survey([machine], [ranks], [found.texts], chosen=chosen)
     return survey, dict.fromkeys(range(len(ranks)), os.environ.get("UCX_NET_DEVICES"))
 
 

@@ -118,6 +118,11 @@ def _warn(
             warnings.append(
                 f"UCX_NET_DEVICES asks for {name}; this UCX has {', '.join(offered) or 'none'}"
             )
+    if place.nics and offered and names and set(names) <= {*offered} - {*known}:
+        warnings.append(
+            f"UCX_NET_DEVICES={user} has none of this node's RDMA ports, as "
+            f"{', '.join(place.nics)}: there is no RDMA with it"
+        )
     far = _far(place, machine, [known[name].nic for name in names if name in known])
     return (*warnings, *far)
 

@@ -559,6 +559,9 @@ def test_good_choice_of_the_user_gets_no_warning() -> None:
         assert not choose_net_devices(placed.ranks[1], one, fabric, user).warnings
     asked = choose_net_devices(placed.ranks[1], one, fabric, "bond9:1", offered=["eth0"])
     assert "this UCX has eth0" in asked.warnings[0]
+    slow = choose_net_devices(placed.ranks[1], one, fabric, "eth0", offered=["eth0", "mlx5_1:1"])
+    assert "none of this node's RDMA ports, as mlx5_1:1" in slow.warnings[0]
+    assert len(slow.warnings) == 1
     assert read_net_devices("all") == (None, [])
 
 
