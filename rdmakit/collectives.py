@@ -21,6 +21,7 @@ from rdmakit.packing import HostScratch
 from rdmakit.plan.planner import algorithms
 from rdmakit.plan.shape import Form, Kind
 from rdmakit.plan.steps import Program
+from rdmakit.refused import Refused
 from rdmakit.request import Request
 
 __all__ = ["IN_PLACE", "Collectives", "Operation"]
@@ -33,7 +34,7 @@ _BOUND_BY_FORM: dict[Kind, str] = {
 """Kinds that :meth:`Collectives.bind` prepares as the calls of their table."""
 
 
-class Collectives(BlockCollectives, Many):
+class Collectives(BlockCollectives, Many, Refused):
     """Collectives of one group. Made by :class:`rdmakit.Communicator`, not by users.
 
     Attributes:

@@ -11,9 +11,10 @@ from rdmakit.config import format_size
 from rdmakit.datatypes import SUM, MemoryKind, Op, ReduceOp, check_reduction, op_of
 from rdmakit.errors import CollectiveMismatch, InvalidArgument, UnsupportedError
 from rdmakit.family import Run
-from rdmakit.forms import CALLS, Calling, Prepared, described, prepare
+from rdmakit.forms import CALLS, Calling, Prepared, described
 from rdmakit.packing import HostScratch
 from rdmakit.plan.shape import Form
+from rdmakit.prepare import prepare
 from rdmakit.reduction import REDUCES
 from rdmakit.request import Request, check_timeout
 

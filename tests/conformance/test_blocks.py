@@ -17,6 +17,7 @@ from rdmakit.config import Config
 from rdmakit.datatypes import SUM
 from rdmakit.errors import CollectiveMismatch, InvalidArgument, RdmaKitError, UnsupportedError
 from rdmakit.plan.shape import Kind
+from rdmakit.refused import REFUSED
 from tests.conformance import test_device
 from tests.conformance.blocks import BLOCKING, CASES, Where
 from tests.conformance.fake_gpu import Array
@@ -309,3 +310,14 @@ def test_on_gpus_through_host_memory_what_does_not_block_is_refused() -> None:
         assert (y.array == comm.rank + 1).all()
 
     with_gpus([2, 1], body, denied=True)
+
+
+def test_calls_that_are_not_served_say_so() -> None:
+    def body(comm: Communicator) -> None:
+        for name, reason in REFUSED.items():
+            with pytest.raises(UnsupportedError) as error:
+                getattr(comm, name)(np.zeros(3), recvbuf=None)
+            assert str(error.value) == f"{name} is not served: {reason}"
+        comm.Barrier()
+
+    with_comm([1], body)
