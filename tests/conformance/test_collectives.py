@@ -32,7 +32,7 @@ from rdmakit.memory import MemoryBootstrap, MemoryChannel, MemoryWindow, run_thr
 from rdmakit.plan.pieces import FLAGS
 from rdmakit.plan.shape import Kind
 from tests.conformance.ranks import SMALL_WINDOW, with_comm
-from tests.conformance.values import ALL, COVER, DTYPES, KINDS, check
+from tests.conformance.values import ALL, COVER, DTYPES, check
 
 SHAPES = ([1], [2], [3], [4], [2, 2], [3, 1], [1, 1, 2], [1, 1, 1])
 REDUCES = (Kind.ALLREDUCE, Kind.REDUCE_SCATTER, Kind.REDUCE, Kind.SCAN, Kind.EXSCAN)
@@ -45,7 +45,7 @@ ALIKE = (Kind.ALLREDUCE, Kind.ALLGATHER, Kind.BROADCAST)
 
 
 @pytest.mark.parametrize("sizes", SHAPES, ids=str)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", Kind)
 def test_results(kind: Kind, sizes: list[int]) -> None:
     """Every algorithm, dtype, op, count and root; twice, for equal bits on all ranks and runs."""
 
@@ -85,7 +85,7 @@ def test_results(kind: Kind, sizes: list[int]) -> None:
 @pytest.mark.parametrize("sizes", [[2], [3], [2, 2], [3, 1]], ids=str)
 def test_results_over_shared_memory(sizes: list[int]) -> None:
     def body(comm: Communicator) -> None:
-        for kind in KINDS:
+        for kind in Kind:
             for algorithm in comm.algorithms(kind):
                 for count in (1, 1000, 30_011):
                     if algorithm != "one-shot" or count < 5000:
@@ -97,7 +97,7 @@ def test_results_over_shared_memory(sizes: list[int]) -> None:
 @settings(max_examples=25, deadline=None)
 @given(
     sizes=st.lists(st.integers(1, 3), min_size=1, max_size=3).filter(lambda x: sum(x) <= 5),
-    kind=st.sampled_from(KINDS),
+    kind=st.sampled_from(list(Kind)),
     pair=st.sampled_from([(d, op) for d, op in ALL if d not in HALVES]),
     calls=st.lists(st.tuples(st.integers(0, 9000), st.booleans(), st.integers(0, 4)), max_size=4),
     window=st.sampled_from([1 << 16, (1 << 16) + 24, 100_001]),
@@ -237,13 +237,11 @@ def test_in_place_forms(sizes: list[int]) -> None:
         gathered[rank * 4 : rank * 4 + 4] = rank + 1
         comm.Allgather(IN_PLACE, gathered)
         assert (gathered == np.repeat(np.arange(n) + 1, 4)).all()
-        whole = np.arange(n * 4.0) + rank
-        comm.Reduce_scatter_block(IN_PLACE, whole)  # MPI's rule: the result is at the front
-        mine = np.arange(rank * 4.0, rank * 4 + 4)
-        assert (whole[:4] == n * mine + n * (n - 1) / 2).all()
-        if n > 1:
-            with pytest.raises(InvalidArgument, match="no multiple"):
-                comm.Reduce_scatter_block(IN_PLACE, np.zeros(n * 4 + 1))
+        front = np.arange(n * 4.0)
+        comm.Reduce_scatter_block(IN_PLACE, front)
+        assert (front[:4] == n * np.arange(rank * 4.0, rank * 4 + 4)).all()
+        with pytest.raises(InvalidArgument, match="no multiple of"):
+            comm.Reduce_scatter_block(IN_PLACE, np.zeros(4 * n + 1))
         with pytest.raises(InvalidArgument, match=r"multiple|expected"):
             comm.Allgather(IN_PLACE, np.zeros(n * 4 + 1))
         comm.Barrier()
@@ -404,7 +402,7 @@ WRONG: list[tuple[str, type[RdmaKitError], str, Callable[[Communicator], object]
      lambda c: c.Allreduce(OnDevice(), np.zeros(4, np.float32))),
     ("device output", InvalidArgument, r"sendbuf is host memory and recvbuf GPU memory",
      lambda c: c.Allreduce(np.zeros(4, np.float32), OnDevice())),
-    ("no array", InvalidArgument, "sendbuf: expected a NumPy array, .* a buffer, got (list|float)",
+    ("no array", InvalidArgument, "sendbuf: expected a NumPy array, .* a buffer, got float",
      lambda c: c.Allreduce([1.0, 2.0], np.zeros(2))),
     ("nothing", InvalidArgument, "recvbuf: expected .* got NoneType",
      lambda c: c.Allreduce(np.zeros(2), None)),
@@ -440,7 +438,7 @@ def test_wrong_calls_change_nothing(sizes: list[int]) -> None:
             with pytest.raises(UnsupportedError, match="one node"):
                 comm.Allreduce(np.zeros(4), np.zeros(4), algorithm="one-shot")
         else:
-            with pytest.raises(UnsupportedError, match="one-shot all-reduce holds"):
+            with pytest.raises(UnsupportedError, match="one-shot allreduce: it holds"):
                 comm.Allreduce(np.zeros(50_000), np.zeros(50_000), algorithm="one-shot")
         comm.Barrier()
 
