@@ -372,6 +372,7 @@ class Communicator(Collectives, PointToPoint, Splits):
             child.forbid(reason)
 
     def __enter__(self) -> Communicator:
+        self._check_usable()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
