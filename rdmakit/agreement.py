@@ -107,7 +107,7 @@ class Agreement:
 
     def _compare(self, told: list[bytes]) -> None:
         calls = [text.partition(_MARK)[0].decode() for text in told]
-        if len({text.partition(_REFUSED)[0] for text in calls}) == 1:
+        if len({text.partition(_REFUSED)[:2] for text in calls}) == 1:
             return  # also where all refuse, each with its own words
         usual = max(calls, key=calls.count)  # of equals the first, on every rank
         odd = "; ".join(f"rank {r}: {text}" for r, text in enumerate(calls) if text != usual)

@@ -18,9 +18,16 @@ import numpy as np
 from rdmakit.errors import SetupError
 from rdmakit.process.launcher import check_before_mpi, check_world
 
-__all__ = ["MpiBootstrap", "load_mpi", "may_be_threaded"]
+__all__ = ["FORKED", "MpiBootstrap", "load_mpi", "may_be_threaded"]
+
+FORKED = (
+    "this process was forked from a rank and is none; start processes with multiprocessing's spawn"
+)
+"""Why a forked child can do nothing here: MPI, UCX and the progress thread are its parent's."""
 
 _checked = False
+_owner = 0
+"""Process that imported MPI."""
 _NAP_AFTER, _NAP = 0.02, 1e-4
 """Seconds: a long wait must not take the core from ranks that work."""
 
@@ -30,14 +37,17 @@ def load_mpi() -> ModuleType:
 
     Raises:
         SetupError: no MPI library, one that does not fit the launcher, or MPI sees one rank
-            where the launcher started several.
+            where the launcher started several; or this is a forked child of a rank.
     """
-    global _checked
+    global _checked, _owner
+    if _owner not in (0, os.getpid()):
+        raise SetupError(FORKED)
     launcher = None if _checked else check_before_mpi()
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as exc:
         raise SetupError(f"mpi4py cannot load MPI: {exc}") from exc
+    _owner = os.getpid()
     if launcher is not None:
         check_world(launcher, MPI.COMM_WORLD.Get_size())
         _checked = True

@@ -16,7 +16,7 @@ from rdmakit.host_calls import HostCalls
 from rdmakit.packing import HostScratch
 from rdmakit.plan.shape import Form, Kind
 from rdmakit.reduction import REDUCES
-from rdmakit.request import Request, check_timeout
+from rdmakit.request import Request, check_timeout, integer
 from rdmakit.staging import HostCall
 
 __all__ = ["Calls"]
@@ -43,14 +43,14 @@ class Calls(HostCalls):
         stream: object,
     ) -> None:
         try:
+            root = integer("root", root)
             send, recv, op, name = self._resolve(kind, sendbuf, recvbuf, op, algorithm, root)
+            check_timeout(timeout)
         except (InvalidArgument, UnsupportedError) as exc:
-            self._agreement.refuse(kind.value, exc)
+            self._refuse(kind.value, exc)
             raise
         usual = self._waiter.timeout
-        if timeout is not None:
-            check_timeout(timeout)
-            self._waiter.timeout = timeout
+        self._waiter.timeout = usual if timeout is None else timeout
         try:
             self._take_turn()
             self._compare((kind, send, recv, op, name, root))
@@ -138,6 +138,7 @@ class Calls(HostCalls):
         stream: object,
     ) -> Request:
         try:
+            root = integer("root", root)
             send, recv, op, name = self._resolve(kind, sendbuf, recvbuf, op, algorithm, root)
             begins: list[Callable[[], Run | None]] = []
             if name != "device":

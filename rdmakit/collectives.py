@@ -13,6 +13,7 @@ from typing import Any
 from rdmakit.arguments import IN_PLACE, is_in_place
 from rdmakit.block_collectives import BlockCollectives
 from rdmakit.datatypes import SUM, Op
+from rdmakit.errors import InvalidArgument, UnsupportedError
 from rdmakit.family import Poll, Run
 from rdmakit.forms import CALLS
 from rdmakit.many import Many
@@ -22,7 +23,7 @@ from rdmakit.plan.planner import algorithms
 from rdmakit.plan.shape import Form, Kind
 from rdmakit.plan.steps import Program
 from rdmakit.refused import Refused
-from rdmakit.request import Request
+from rdmakit.request import Request, integer
 
 __all__ = ["IN_PLACE", "Collectives", "Operation"]
 
@@ -227,9 +228,27 @@ class Collectives(BlockCollectives, Many, Refused):
 
         On GPU arrays each call is ordered on ``stream``, or on the stream current at the call.
         Arrays with gaps are gathered and scattered in each call (``packed`` says so).
-        With checking on, the first call compares the ranks' operations. Blocks are equal: calls
-        with counts cannot be bound. Raises as Allreduce.
+        With checking on, the first call compares the ranks' operations, and a rank that refuses
+        here waits until it has told the others there. Blocks are equal: calls with counts cannot
+        be bound. Raises as Allreduce.
         """
+        try:
+            root = integer("root", root)
+            return self._operation(kind, sendbuf, recvbuf, op, algorithm, root, stream)
+        except (InvalidArgument, UnsupportedError) as exc:
+            self._refuse(kind.value, exc)
+            raise
+
+    def _operation(
+        self,
+        kind: Kind,
+        sendbuf: object,
+        recvbuf: object,
+        op: Op,
+        algorithm: str,
+        root: int,
+        stream: object,
+    ) -> Operation:
         keep = (sendbuf, recvbuf)
         form: Form | None = None
         told: tuple[Any, ...] | str

@@ -163,7 +163,7 @@ class Communicator(Collectives, PointToPoint, Splits):
             parts.hosts,
             job.virtual,
         )
-        self.closed = False
+        self.closed = self._met = False
         self._job, self._parts, self._parent = job, parts, parent
         self._children: list[Communicator] = []
         engine = job.engine
@@ -318,6 +318,7 @@ class Communicator(Collectives, PointToPoint, Splits):
         self._check_usable()
         done = self._bootstrap.start_barrier()
         engine.wait(done, waiter, lambda: "close: waiting for the other ranks")
+        self._met = True  # no rank needs this one any more, whatever goes wrong here
         late = min(_LATE_SECONDS, waiter.timeout)
         if not received():
             engine.wait(received, waiter, named, moves, late)
@@ -327,7 +328,7 @@ class Communicator(Collectives, PointToPoint, Splits):
         if self.closed:
             return
         self.closed = True
-        exits.closed(self, self._parts.bootstraps[0], together=collective)
+        exits.closed(self, self._parts.bootstraps[0], together=collective or self._met)
         for child in reversed(self._children.copy()):
             child._free(collective=False)
         parts, parent = self._parts, self._parent
@@ -366,11 +367,12 @@ class Communicator(Collectives, PointToPoint, Splits):
 
     def forbid(self, reason: str) -> None:
         """Make this and what was split from it unusable. Local."""
-        self._state.failure = reason
+        self._state.forbid(reason)
         for child in self._children:
             child.forbid(reason)
 
     def __enter__(self) -> Communicator:
+        self._check_usable()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:

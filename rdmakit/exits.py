@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Callable
 from typing import Protocol
 
-from rdmakit.bootstrap import MpiBootstrap, load_mpi
+from rdmakit.bootstrap import FORKED, MpiBootstrap, load_mpi
 from rdmakit.engine import Engine, process_engine
 from rdmakit.process.watchdog import register_exit_guard
 
@@ -68,10 +68,7 @@ def _handle(bootstrap: MpiBootstrap, timeout: float) -> None:
 
     def forbid() -> None:
         for left in list(_open):
-            left.forbid(
-                "this process was forked from a rank and is none; start processes with "
-                "multiprocessing's spawn"
-            )
+            left.forbid(FORKED)
 
     os.register_at_fork(after_in_child=forbid)
     # Run in reverse order: the guard first, then the release, then mpi4py's MPI_Finalize.

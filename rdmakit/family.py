@@ -242,11 +242,27 @@ class Family:
         """Make its groups unusable, and those of its relatives where the channel is at fault."""
         with self.engine.held():
             text = f"{type(exc).__name__}: {exc}"
+            if isinstance(exc, KeyboardInterrupt):
+                text = (
+                    "KeyboardInterrupt: a call was interrupted half-way, so that this rank may be "
+                    "out of step with the others; end the program"
+                )
             self._end(text, exc)
             if isinstance(exc, TransportError) and self._channel is not None:
                 for other in list(self._relatives):
                     if other is not self:
                         other._end(text, exc)
+
+    def forbid(self, reason: str) -> None:
+        """Make its groups unusable in a forked child. Local.
+
+        Nothing is abandoned: what is under way is the parent's, and its libraries must not be
+        called here.
+        """
+        self.failure = reason
+        closed = CommunicatorClosed(f"this communicator is unusable: {reason}")
+        for pending in self.pending():
+            pending.end(closed)
 
     def _end(self, text: str, exc: BaseException) -> None:
         self.failure = self.failure or text

@@ -16,7 +16,7 @@ from rdmakit.packing import HostScratch
 from rdmakit.plan.shape import Form
 from rdmakit.prepare import prepare
 from rdmakit.reduction import REDUCES
-from rdmakit.request import Request, check_timeout
+from rdmakit.request import Request, check_timeout, integer
 
 __all__ = ["FormCalls"]
 
@@ -43,16 +43,16 @@ class FormCalls(Calls):
         """Do it. Collective, blocking."""
         calling, keep = CALLS[name], (sendbuf, recvbuf)
         try:
+            root = integer("root", root)
             ready, op = self._prepared(calling, sendbuf, recvbuf, op, root, counts, algorithm)
+            check_timeout(timeout)
         except (InvalidArgument, UnsupportedError) as exc:
             if not self._state.failure:
                 self._take_turn()
                 self._refuse_form(calling, counts, exc)
             raise
         usual = self._waiter.timeout
-        if timeout is not None:
-            check_timeout(timeout)
-            self._waiter.timeout = timeout
+        self._waiter.timeout = usual if timeout is None else timeout
         try:
             self._take_turn()
             form = self._agreed(ready, op, algorithm, root)
@@ -83,6 +83,7 @@ class FormCalls(Calls):
         forms: list[Form] = []
         begins: list[Callable[[], Run | None]]
         try:
+            root = integer("root", root)
             ready, op = self._prepared(calling, sendbuf, recvbuf, op, root, counts, algorithm)
             if ready.form is not None:
                 forms.append(ready.form)

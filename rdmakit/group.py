@@ -168,6 +168,15 @@ class Group:
         """Make this group, and those that share its window and channel, unusable."""
         self._state.fail(exc)
 
+    def _refuse(self, kind: str, error: Exception) -> None:
+        """With checking on, let the others know that this rank refuses its call.
+
+        Collective with the others' call, blocking. Raises ``error`` where they do not refuse.
+        """
+        if self._config.check and not self._state.failure:
+            self._take_turn()
+            self._agreement.refuse(kind, error)
+
     def _checked_once(
         self, call: Callable[[], object], what: tuple[Any, ...] | str
     ) -> tuple[Callable[[], object], Callable[[], Poll | None]]:

@@ -94,10 +94,9 @@ class Many(Calls):
         """
         try:
             held, buffers, op, plan = self._planned(arrays, op, bucket_bytes)
-            if timeout is not None:
-                check_timeout(timeout)
+            check_timeout(timeout)
         except (InvalidArgument, UnsupportedError) as exc:
-            self._agreement.refuse("allreduce_many", exc)
+            self._refuse("allreduce_many", exc)
             raise
         usual = self._waiter.timeout
         self._waiter.timeout = timeout or usual

@@ -7,12 +7,12 @@ from typing import Any
 
 from rdmakit.errors import InvalidArgument
 from rdmakit.plan.steps import Program, Send
-from rdmakit.request import Request
+from rdmakit.request import Request, Waited
 
 __all__ = ["Operation", "Persistent"]
 
 
-class Persistent:
+class Persistent(Waited):
     """A call bound to its arrays, which it keeps alive (MPI's persistent request)."""
 
     def __init__(self, start: Callable[[], Request]) -> None:

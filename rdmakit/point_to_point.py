@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -20,7 +19,7 @@ from rdmakit.message_arrays import incoming, message, outgoing
 from rdmakit.operation import Persistent
 from rdmakit.process.phase import current
 from rdmakit.protocols import Arrived, Bytes
-from rdmakit.request import ANY_SOURCE, ANY_TAG, PROC_NULL, Request, Special, check_timeout, fill
+from rdmakit.request import ANY_SOURCE, ANY_TAG, PROC_NULL, Request, check_timeout, fill, integer
 
 __all__ = ["TAG_UB", "PointToPoint"]
 
@@ -356,25 +355,16 @@ class PointToPoint(Group):
         return self._peer("source", source), number
 
     def _peer(self, name: str, rank: Any) -> int:
-        number = _integer(name, rank)
+        number = integer(name, rank)
         if not 0 <= number < self.size:
             raise InvalidArgument(f"{name} {rank} is not in 0..{self.size - 1}")
         return number
 
     def _tag(self, tag: Any) -> int:
-        number = _integer("tag", tag)
+        number = integer("tag", tag)
         if not 0 <= number <= self.tag_ub:
             raise InvalidArgument(f"tag {tag} is not in 0..{self.tag_ub}")
         return number
-
-
-def _integer(name: str, value: Any) -> int:
-    if isinstance(value, Special):
-        raise InvalidArgument(f"{name}: {value} cannot stand here")
-    try:
-        return operator.index(value)
-    except TypeError as exc:
-        raise InvalidArgument(f"{name}: expected a number, got {type(value).__name__}") from exc
 
 
 def _from(source: int, tag: int) -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import numbers
+import operator
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -22,8 +24,10 @@ __all__ = [
     "Request",
     "Special",
     "Status",
+    "Waited",
     "check_timeout",
     "fill",
+    "integer",
 ]
 
 UNDEFINED = -32766
@@ -128,7 +132,11 @@ def _number(mpi: Any, value: object, any_: Special) -> Any:
     return getattr(mpi, any_.name) if value == ANY else value
 
 
-class Request(Transfer):
+class Waited:
+    """What Waitall takes: requests, and calls bound to their arrays that were started."""
+
+
+class Request(Transfer, Waited):
     """A collective or a message under way. One that nobody waits for keeps its arrays alive.
 
     ``done`` tells whether it is complete and moves nothing; an error is raised by Wait and Test.
@@ -244,6 +252,7 @@ class Request(Transfer):
         timeout: float | None = None,
     ) -> Literal[True]:
         """Wait for all. Blocking; raises the first error once all are complete."""
+        requests = _checked(requests, Waited)
         first: BaseException | None = None
         for index, request in enumerate(requests):
             try:
@@ -257,6 +266,7 @@ class Request(Transfer):
     @staticmethod
     def Testall(requests: Sequence[Request], statuses: list[Any] | None = None) -> bool:
         """Move things along, and return whether all are complete. Raises the first error."""
+        requests = _checked(requests)
         _poke(requests)
         if not all(request.done for request in requests):
             return False
@@ -267,6 +277,7 @@ class Request(Transfer):
         requests: Sequence[Request], status: Any = None, *, timeout: float | None = None
     ) -> int:
         """Wait for one and return its index; UNDEFINED where all were waited for before."""
+        requests = _checked(requests)
         left = [index for index, request in enumerate(requests) if not request._null]
         if not left:
             return UNDEFINED
@@ -281,6 +292,7 @@ class Request(Transfer):
 
         (UNDEFINED, True) where all were waited for before.
         """
+        requests = _checked(requests)
         left = [index for index, request in enumerate(requests) if not request._null]
         if not left:
             return UNDEFINED, True
@@ -299,6 +311,7 @@ class Request(Transfer):
         timeout: float | None = None,
     ) -> list[int] | None:
         """Wait for at least one; return the indices of all complete ones, or None as Waitany."""
+        requests = _checked(requests)
         left = [request for request in requests if not request._null]
         if not left:
             return None
@@ -310,25 +323,60 @@ class Request(Transfer):
         requests: Sequence[Request], statuses: list[Any] | None = None
     ) -> list[int] | None:
         """As Waitsome, without waiting: the list may be empty."""
+        requests = _checked(requests)
         if all(request._null for request in requests):
             return None
         _poke(requests)
         return _some(requests, statuses)
 
 
+def integer(name: str, value: Any) -> int:
+    """Return ``value`` as an integer: Python's, NumPy's, or what has ``__index__``. Local.
+
+    Raises:
+        InvalidArgument: it is none, such as a float or None; ``name`` says which argument.
+    """
+    if isinstance(value, Special):
+        raise InvalidArgument(f"{name}: {value} cannot stand here")
+    try:
+        return operator.index(value)
+    except TypeError as exc:
+        raise InvalidArgument(
+            f"{name}: expected an integer, got {type(value).__name__} {value!r}"
+        ) from exc
+
+
 def check_timeout(timeout: float | None) -> None:
     """Refuse what is no time.
 
     Raises:
-        InvalidArgument: not more than 0.
+        InvalidArgument: no number, or not more than 0.
     """
-    if timeout is not None and not timeout > 0:
+    if timeout is None:
+        return
+    if not isinstance(timeout, numbers.Real):
+        raise InvalidArgument(
+            f"timeout: expected seconds, a number, got {type(timeout).__name__} {timeout!r}"
+        )
+    if not timeout > 0:
         raise InvalidArgument(f"timeout {timeout}: seconds, more than 0")
 
 
 def _moves_of(family: Family) -> object:
     work = family.works[0] if family.works else None
     return work and (work, work.pending.moves)
+
+
+def _checked(requests: Iterable[Any], kind: type | None = None) -> list[Any]:
+    given = list(requests)
+    for index, request in enumerate(given):
+        if not isinstance(request, kind or Request):
+            what = type(request)
+            raise InvalidArgument(
+                f"requests[{index}]: expected a request of rdmakit, got {what.__module__}."
+                f"{what.__qualname__}; each kind is waited for by its own library"
+            )
+    return given
 
 
 def _poke(requests: Sequence[Request]) -> None:

@@ -10,9 +10,13 @@ from rdmakit.bootstrap import MpiBootstrap, load_mpi
 from rdmakit.errors import InvalidArgument
 from rdmakit.group import Group
 from rdmakit.process.phase import current
-from rdmakit.request import UNDEFINED
+from rdmakit.request import UNDEFINED, integer
 
 __all__ = ["Splits"]
+
+
+_TOLD = "<?qq"
+_LARGEST = 2**63 - 1
 
 
 class Splits(Group):
@@ -27,17 +31,19 @@ class Splits(Group):
         latest.
 
         Raises:
-            InvalidArgument: a negative color.
+            InvalidArgument: a color that is negative, or a color or key that is no integer.
             SetupError: on every rank of the new one: no room for its window.
         """
-        nobody = color is None or color == UNDEFINED
-        if not nobody and color < 0:
-            raise InvalidArgument(f"color {color}: 0 or more, or UNDEFINED")
         self._take_turn()
+        try:
+            nobody, color, key = _checked(color, key)
+        except InvalidArgument as exc:
+            self._refuse("split", exc)
+            raise
         self._agreement.agree("split")
         with current.during("split", timeout=self._waiter.timeout):
-            mine = struct.pack("<?qq", nobody, 0 if nobody else color, key)
-            told = [struct.unpack("<?qq", text) for text in self._bootstrap.allgather(mine)]
+            mine = struct.pack(_TOLD, nobody, color, key)
+            told = [struct.unpack(_TOLD, text) for text in self._bootstrap.allgather(mine)]
         if nobody:
             return None
         return self._derive(
@@ -73,7 +79,11 @@ class Splits(Group):
     def Create(self, ranks: Any) -> Self | None:
         """As :meth:`Create_group`, but collective in all ranks; the others get None."""
         self._take_turn()
-        members = self._members(ranks)
+        try:
+            members = self._members(ranks)
+        except InvalidArgument as exc:
+            self._refuse("create", exc)
+            raise
         self._agreement.agree(f"create {members}")
         return self._derive(members) if self.rank in members else None
 
@@ -85,7 +95,11 @@ class Splits(Group):
             group.Free()
             if mpi.UNDEFINED in ranks:
                 raise InvalidArgument("the group has processes that this communicator has not")
-        members = [int(rank) for rank in ranks]
+        try:
+            given = list(ranks)
+        except TypeError as exc:
+            raise InvalidArgument(f"ranks: expected several or a Group, got {ranks!r}") from exc
+        members = [integer("ranks", rank) for rank in given]
         if not members or len(set(members)) < len(members):
             raise InvalidArgument(f"ranks {members}: at least one, and none twice")
         bad = [rank for rank in members if not 0 <= rank < self.size]
@@ -96,3 +110,17 @@ class Splits(Group):
     def _derive(self, members: Sequence[int]) -> Self:
         """Make the communicator of ``members``. Collective in these, blocking."""
         raise NotImplementedError
+
+
+def _checked(color: Any, key: Any) -> tuple[bool, int, int]:
+    """Return whether this rank takes no part, its color and its key. Local."""
+    key = integer("key", key)
+    if not -_LARGEST <= key <= _LARGEST:
+        raise InvalidArgument(f"key {key}: it must fit 64 bits")
+    color = UNDEFINED if color is None else integer("color", color)
+    if color == UNDEFINED:
+        return True, 0, key
+    if not 0 <= color <= _LARGEST:
+        limit = "0 or more" if color < 0 else "it must fit 64 bits"
+        raise InvalidArgument(f"color {color}: {limit}, or UNDEFINED")
+    return False, color, key

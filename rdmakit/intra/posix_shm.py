@@ -21,12 +21,14 @@ import errno
 import mmap
 import os
 import platform
+import resource
 import secrets
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 
+from rdmakit.drivers.mapping import map_shared
 from rdmakit.errors import InvalidArgument, SetupError
 from rdmakit.protocols import Bootstrap, Bytes
 
@@ -52,12 +54,22 @@ def _fence() -> Callable[[], None] | None:
     )
 
 
+def _no_descriptors(exc: OSError) -> str:
+    """Return what to do where an open failed for want of descriptors; empty for another cause."""
+    if exc.errno not in (errno.EMFILE, errno.ENFILE):
+        return ""
+    return (
+        f"cannot open shared memory: {exc.strerror}; raise the limit (ulimit -n, which is "
+        f"{resource.getrlimit(resource.RLIMIT_NOFILE)[0]}) or close communicators that are not used"
+    )
+
+
 class Segment:
     """Shared memory that this process made or opened; begins with a nonce."""
 
     def __init__(self, fd: int, nbytes: int, name: Path | None = None) -> None:
         self.fd, self.name, self.nbytes = fd, name, nbytes
-        self.map = mmap.mmap(fd, nbytes)
+        self.map = map_shared(fd, nbytes)  # keeps no descriptor
 
     @classmethod
     def create(cls, nbytes: int, nonce: bytes, *, named: bool) -> Segment:
@@ -73,7 +85,9 @@ class Segment:
             else:
                 fd = os.open(SHM, os.O_RDWR | os.O_TMPFILE | os.O_CLOEXEC, 0o600)
         except OSError as exc:
-            raise SetupError(f"cannot make shared memory in {SHM}: {exc.strerror}") from exc
+            raise SetupError(
+                _no_descriptors(exc) or f"cannot make shared memory in {SHM}: {exc.strerror}"
+            ) from exc
         try:
             os.posix_fallocate(fd, 0, nbytes)
             segment = cls(fd, nbytes, name if named else None)
@@ -94,16 +108,22 @@ class Segment:
 
     @classmethod
     def open(cls, path: str, nbytes: int, nonce: bytes) -> Segment | None:
-        """Open a peer's segment; None when it cannot be opened or is another. Local."""
+        """Open a peer's segment; None when it cannot be opened or is another. Local.
+
+        Raises:
+            SetupError: this process has too many open files: that says nothing of the peer.
+        """
         try:
             fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        except OSError:
+        except OSError as exc:
+            if full := _no_descriptors(exc):
+                raise SetupError(full) from exc
             return None
         try:
             if os.fstat(fd).st_size == nbytes:
                 segment = cls(fd, nbytes)
                 if segment.map[:_NONCE] == nonce:
-                    segment.settle()  # the mapping has a descriptor of its own
+                    segment.settle()  # the mapping needs no descriptor
                     return segment
                 segment.map.close()
         except (OSError, ValueError):
@@ -146,11 +166,18 @@ def probe_reach(
 
     Returns:
         ``reach[i][j]``, equal on all ranks, and each rank's key.
+
+    Raises:
+        SetupError: on every rank when one has too many open files to look.
     """
     nonce = secrets.token_bytes(_NONCE)
     segment: Segment | None = None
-    with contextlib.suppress(SetupError):
+    problem = ""
+    try:
         segment = Segment.create(_HEADER, nonce, named=named)
+    except SetupError as exc:
+        if isinstance(exc.__cause__, OSError):
+            problem = _no_descriptors(exc.__cause__)  # any other cause: nobody reaches it
     address = segment.address if segment else ""
     mine = b"\0".join((key.encode(), address.encode(), nonce.hex().encode()))
     ranks = [entry.split(b"\0") for entry in bootstrap.allgather(mine)]
@@ -159,13 +186,21 @@ def probe_reach(
         if peer == bootstrap.rank:
             row[peer] = 1
         elif theirs.decode() == key and path:
-            seen = Segment.open(path.decode(), _HEADER, bytes.fromhex(hexed.decode()))
+            try:
+                seen = Segment.open(path.decode(), _HEADER, bytes.fromhex(hexed.decode()))
+            except SetupError as exc:
+                problem = str(exc)
+                break
             if seen is not None:
                 row[peer] = 1
                 seen.close()
-    rows = bootstrap.allgather(bytes(row))
+    told = bootstrap.allgather(bytes(row) + problem.encode())
     if segment is not None:
         segment.close()
+    rows = [text[: bootstrap.size] for text in told]
+    for rank, text in enumerate(told):
+        if len(text) > bootstrap.size:
+            raise SetupError(f"rank {rank}: {text[bootstrap.size :].decode()}")
     return [[bool(x) for x in row] for row in rows], [entry[0].decode() for entry in ranks]
 
 
@@ -223,11 +258,15 @@ class PosixWindow:
         if not problems:
             for peer, entry in enumerate(told):
                 _, path, hexed = entry.split(b"\0")
-                seen = (
-                    own
-                    if peer == bootstrap.rank
-                    else Segment.open(path.decode(), total, bytes.fromhex(hexed.decode()))
-                )
+                try:
+                    seen = (
+                        own
+                        if peer == bootstrap.rank
+                        else Segment.open(path.decode(), total, bytes.fromhex(hexed.decode()))
+                    )
+                except SetupError as exc:
+                    problem = str(exc)
+                    break
                 if seen is None:
                     problem = (
                         f"cannot open the shared memory of local rank {peer} at {path.decode()}"

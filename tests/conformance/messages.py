@@ -390,7 +390,7 @@ def wrong(comm: Communicator) -> None:
         (lambda: comm.Send(x, 0, -2), InvalidArgument, "tag -2 is not in 0.."),
         (lambda: comm.Send(x, 0, comm.tag_ub + 1), InvalidArgument, "is not in 0.."),
         (lambda: comm.Send(x, 0, ANY_TAG), InvalidArgument, "cannot stand here"),
-        (lambda: comm.Send(x, 0.5), InvalidArgument, "expected a number, got float"),
+        (lambda: comm.Send(x, 0.5), InvalidArgument, "dest: expected an integer, got float 0.5"),
         (lambda: comm.Send([1.0], 0), InvalidArgument, "buf: expected"),
         (lambda: comm.Recv(frozen), InvalidArgument, "read-only"),
         (lambda: comm.Send(np.zeros(3, object), 0), UnsupportedError, "plain bytes"),

@@ -31,6 +31,7 @@ from rdmakit.layout import RankLayout
 from rdmakit.memory import MemoryBootstrap, MemoryChannel, MemoryWindow, run_threads
 from rdmakit.plan.pieces import FLAGS
 from rdmakit.plan.shape import Kind
+from rdmakit.request import Request
 from tests.conformance.ranks import SMALL_WINDOW, with_comm
 from tests.conformance.values import ALL, COVER, DTYPES, check
 
@@ -538,6 +539,106 @@ def test_bound_operations_are_compared_at_their_first_call() -> None:
     texts = with_comm([1, 1], body, Config(check=True, timeout=10))
     assert len(set(texts)) == 1
     assert "rank 1: call 2" in texts[0]
+
+
+def _bad_bind(comm: Communicator) -> None:
+    x = np.zeros(4)
+    comm.bind(Kind.ALLREDUCE, x, np.zeros(4 - (comm.rank == 0)))()
+
+
+REFUSED_BY_ONE: dict[str, tuple[Any, str]] = {
+    "split": (lambda c: c.Split(-1 if c.rank == 0 else 0), "color -1"),
+    "key": (lambda c: c.Split(0, "a" if c.rank == 0 else 0), "key: expected an integer, got str"),
+    "create": (lambda c: c.Create([0, 99 if c.rank == 0 else 1]), "ranks .99. are not in"),
+    "bind": (_bad_bind, "recvbuf has 3 elements"),
+    "root": (lambda c: c.Bcast(np.zeros(4), None if c.rank == 0 else 0), "root: .*NoneType"),
+    "gather": (lambda c: c.Gather(_ones(4), _ones(8), 0.0 if c.rank == 0 else 0), "root: .*0.0"),
+    "later": (lambda c: c.Ibcast(_ones(4), 1.0 if c.rank == 0 else 0).Wait(), "root: .*1.0"),
+    "timeout": (lambda c: c.Bcast(_ones(4), timeout="a" if c.rank == 0 else 9), "timeout: .*str"),
+}
+
+
+def _ones(count: int) -> Any:
+    return np.ones(count)
+
+
+@pytest.mark.parametrize("case", REFUSED_BY_ONE)
+def test_checked_what_one_rank_refuses_reaches_the_others(case: str) -> None:
+    call, text = REFUSED_BY_ONE[case]
+
+    def body(comm: Communicator) -> None:
+        kind = InvalidArgument if comm.rank == 0 else CollectiveMismatch
+        with pytest.raises(kind, match=text):
+            call(comm)
+        with pytest.raises(CommunicatorClosed):
+            comm.Barrier()
+
+    with_comm([2], body, Config(window_bytes=SMALL_WINDOW, check=True, timeout=10))
+
+
+def test_checked_what_all_ranks_refuse_leaves_it_usable() -> None:
+    def body(comm: Communicator) -> None:
+        request = comm.Ibcast(np.zeros(4))  # under way: what is refused waits for its turn
+        for call in (
+            lambda: comm.Split(-1 - comm.rank),
+            lambda: comm.Create([comm.rank, comm.rank]),
+            lambda: comm.bind(Kind.ALLREDUCE, _ones(4), _ones(3)),
+            lambda: comm.Bcast(_ones(4), "0"),
+        ):
+            with pytest.raises(InvalidArgument):
+                call()
+        request.Wait()
+        comm.Barrier()
+
+    with_comm([2, 1], body, Config(window_bytes=SMALL_WINDOW, check=True, timeout=10))
+
+
+def test_arguments_of_a_wrong_type_are_named() -> None:
+    """Without checking: refused before anything moves, and the communicator stays usable."""
+
+    def body(comm: Communicator) -> None:
+        x, y = _ones(4), _ones(4 * comm.size)
+        later = comm.bind(Kind.ALLREDUCE, x, x)
+        for call, text in (
+            (lambda: comm.Bcast(x, 0.0), "root: expected an integer, got float 0.0"),
+            (lambda: comm.Ibcast(x, None), "root: expected an integer, got NoneType"),
+            (lambda: comm.Gather(x, y, "0"), "root: expected an integer, got str"),
+            (lambda: comm.Igather(x, y, 1.0), "root: expected an integer, got float"),
+            (lambda: comm.bind(Kind.BROADCAST, x, x, root=0.5), "root: expected an integer"),
+            (lambda: comm.Split(0.5), "color: expected an integer, got float 0.5"),
+            (lambda: comm.Split("a"), "color: expected an integer, got str"),
+            (lambda: comm.Split(0, None), "key: expected an integer"),
+            (lambda: comm.Split(2**63), "color 9223372036854775808"),
+            (lambda: comm.Split(0, -(2**63)), "it must fit 64 bits"),
+            (lambda: comm.Create_group("x"), "ranks: expected an integer, got str 'x'"),
+            (lambda: comm.Create_group(3), "ranks: expected several or a Group, got 3"),
+            (lambda: comm.Create([0.0]), "ranks: expected an integer, got float"),
+            (lambda: comm.Allreduce(x, x, timeout="a"), "timeout: expected seconds"),
+            (lambda: comm.Scan(x, y[:4], timeout="a"), "timeout: expected seconds"),
+            (lambda: comm.allreduce_many([x], timeout="a"), "timeout: expected seconds"),
+            (lambda: comm.Allreduce(x, x, timeout=float("nan")), "timeout nan"),
+            (lambda: Request.Waitall([None]), r"requests\[0\]: .*got builtins.NoneType"),
+            (lambda: Request.Waitany([later]), r"requests\[0\]: .*rdmakit.operation.Operation"),
+        ):
+            with pytest.raises(InvalidArgument, match=text):
+                call()
+        comm.Bcast(x, np.int64(0))
+        comm.Bcast(x, False)
+        assert comm.Split(np.int64(-32766)) is None
+        later.Start()
+        Request.Waitall(request for request in (comm.Ibarrier(), later))
+        assert (x == comm.size).all()
+
+    with_comm([2, 1], body)
+
+
+def test_a_closed_communicator_is_not_entered() -> None:
+    def body(comm: Communicator) -> None:
+        comm.close()
+        with pytest.raises(CommunicatorClosed, match="it was closed"), comm:
+            raise AssertionError("its block was run")
+
+    with_comm([2], body)
 
 
 # -- ranks that do not come --------------------------------------------------------------------

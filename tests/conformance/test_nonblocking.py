@@ -232,7 +232,7 @@ def test_an_interrupt_ends_what_it_meets() -> None:
             receive.Test()
         with pytest.raises(KeyboardInterrupt):
             request.Wait()
-        with pytest.raises(CommunicatorClosed, match="KeyboardInterrupt"):
+        with pytest.raises(CommunicatorClosed, match=r"KeyboardInterrupt: .*out of step"):
             comm.Barrier()
 
     with_comm([1, 1], body)

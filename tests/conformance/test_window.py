@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +114,70 @@ def test_no_descriptor_is_left_open() -> None:
     for _ in range(5):
         run_threads(2, main)
     assert count() <= before
+
+
+def test_a_window_keeps_no_descriptor() -> None:
+    def target(path: Path) -> str:
+        try:
+            return str(path.readlink())
+        except FileNotFoundError:
+            return ""  # another rank's look at the folder, over by now
+
+    def main(boot: MemoryBootstrap) -> None:
+        window = PosixWindow.create(boot, 4096, 1)
+        boot.barrier()
+        assert not [t for t in map(target, Path("/proc/self/fd").iterdir()) if "/shm/" in t]
+        window.area(boot.rank)[:] = boot.rank + 1
+        boot.barrier()
+        assert [int(window.area(r)[4095]) for r in range(boot.size)] == [1, 2, 3]
+        boot.barrier()
+        window.close()
+
+    run_threads(3, main)
+
+
+def test_memory_under_a_view_stays_after_close() -> None:
+    segment = Segment.create(8192, b"a" * 16, named=False)
+    view = memoryview(segment.map)
+    segment.close()
+    assert bytes(view[:17]) == b"a" * 16 + b"\0"
+    view[8191] = 7
+    assert view[8191] == 7
+    view.release()
+    segment.close()
+    with pytest.raises(ValueError, match="closed"):
+        len(segment.map)
+
+
+@pytest.mark.parametrize("made", [0, 1])
+@pytest.mark.parametrize("how", ["window", "reach"])
+def test_too_many_open_files(monkeypatch: pytest.MonkeyPatch, how: str, made: int) -> None:
+    """Of the rank with the number ``n``, at its first open or at its peer's segment."""
+    real, opened = os.open, threading.local()
+
+    def full(path: Any, flags: int, mode: int = 0o777) -> int:
+        opened.count = getattr(opened, "count", 0) + 1
+        if getattr(opened, "scarce", False) and opened.count > made:
+            raise OSError(24, os.strerror(24))
+        return real(path, flags, mode)
+
+    monkeypatch.setattr(posix_shm.os, "open", full)
+
+    def main(boot: MemoryBootstrap) -> str:
+        opened.scarce = boot.rank == 1
+        calls: dict[str, Any] = {
+            "window": lambda: PosixWindow.create(boot, 4096, 1),
+            "reach": lambda: probe_reach(boot, "here", named=False),
+        }
+        with pytest.raises(SetupError) as caught:
+            calls[how]()
+        return str(caught.value)
+
+    texts = run_threads(3, main)
+    assert len(set(texts)) == 1
+    assert "rank 1: " in texts[0]
+    assert "ulimit -n" in texts[0]
+    assert "close communicators" in texts[0]
 
 
 @pytest.mark.parametrize("named", [False, True])

@@ -114,6 +114,22 @@ def test_left_open_at_exit(family: str, turn: int) -> None:
         assert not result.left
 
 
+def test_a_receive_that_nobody_sent_to(family: str) -> None:
+    """Close raises on its rank; all have closed together, so none waits for another at exit."""
+    result = run(family, 2, "late_receive")
+    (text,) = told(result, "late:")
+    assert "receive from rank 1 (tag 9)" in text
+    assert "rdmakit:" not in result.out
+
+
+def test_a_forked_child_is_no_rank(family: str) -> None:
+    result = run(family, 2, "forked")
+    for name in ("call", "new", "wait", "test", "all"):
+        texts = told(result, f"child {name}:")
+        assert len(texts) == 2, result.out
+        assert all("this process was forked from a rank and is none" in text for text in texts)
+
+
 def test_closed_communicators_hold_nothing(family: str) -> None:
     run(family, 2, "descriptors")
 

@@ -382,6 +382,47 @@ def open_and_close() -> None:
             assert (x == SIZE * turn + SIZE * (SIZE - 1) // 2).all()
 
 
+def late_receive() -> None:
+    """A receive to which nobody sent: close names it after all have met, and none waits at exit."""
+    comm = Communicator(config=Config(timeout=8))
+    if RANK == 0:
+        comm.Irecv(np.empty(5), 1, 9)
+    try:
+        comm.close()
+    except TransferTimeout as exc:
+        say("late:", exc)
+    if RANK == 1:
+        time.sleep(1.5)  # ends later than the other, who must not wait for it, nor blame it
+
+
+def forked() -> None:
+    """A forked child is no rank: it is told so, at once, and the ranks go on."""
+    comm = Communicator()
+    x, y = np.full(BIG, 1.0 + RANK), np.empty(BIG)
+    request = comm.Iallreduce(x, y)
+    receive = comm.Irecv(np.empty(3), (RANK + 1) % SIZE, 5)
+    child = os.fork()
+    if child == 0:
+        for name, call in (
+            ("call", lambda: comm.Barrier()),
+            ("new", lambda: Communicator()),
+            ("wait", lambda: receive.Wait(timeout=5)),
+            ("test", lambda: receive.Test()),
+            ("all", lambda: rdmakit.Request.Waitall([receive, receive])),
+        ):
+            try:
+                call()
+            except (CommunicatorClosed, SetupError) as exc:
+                say(f"child {name}:", exc)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    request.Wait()
+    comm.Send(np.arange(3.0), (RANK - 1) % SIZE, 5)
+    receive.Wait()
+    comm.close()
+    assert (y == SIZE * (SIZE + 1) / 2).all()
+
+
 def debian() -> None:
     with Communicator(config=Config(ranks_per_node=2, timeout=30)) as comm:
         results(comm)
