@@ -3,16 +3,16 @@
 import os
 import sys
 
-from rdmakit import collectives
+from rdmakit import reduction
 from rdmakit.cli import main
 from rdmakit.process.launcher import launcher_of
 
-right = collectives.reducer
+right = reduction.reducer
 how = sys.argv.pop(1)
 
 
-def crooked(dtype, op):
-    reduce = right(dtype, op)
+def crooked(dtype, op, divide_by=0):
+    reduce = right(dtype, op, divide_by)
 
     def wrong(dst, srcs):
         reduce(dst, srcs)
@@ -26,5 +26,5 @@ def crooked(dtype, op):
     return wrong
 
 
-collectives.reducer = crooked
+reduction.reducer = crooked
 main()
