@@ -13,6 +13,8 @@ _NUMBERS = re.compile(r"\d[\d,-]*", re.ASCII)
 _HEADER = re.compile(r"\s*GPU\d+(\s+(GPU|NIC|mlx|CPU)|\s*$)", re.ASCII)
 _ROW = re.compile(rf"\s*{_DEVICE}\s+{_WORD}(\s|$)", re.ASCII)
 _WHOLE = re.compile(rf"{_WORD}|{_DEVICE}|CPU|NUMA|GPU|ID|Affinity|N/A", re.ASCII)
+_CLOSED = re.compile(r"X|PIX|PXB|PHB|NODE|SYS|SOC|OK|[CGT]?NS|DR|U|N/A|Affinity", re.ASCII)
+"""Words that no number goes on with."""
 _PIECE = re.compile(r"[\w,./-]{1,24}", re.ASCII)
 _NARROWEST = 40
 
@@ -58,6 +60,8 @@ def _joined(first: str, second: str) -> str:
     a, b = first.split()[-1], second.split()[0]
     if _NUMBERS.fullmatch(a) and _NUMBERS.fullmatch(b):
         return f"{first}?{second}"
+    if _CLOSED.fullmatch(a) and _NUMBERS.fullmatch(b):
+        return f"{first} {second}"
     if _WHOLE.fullmatch(b) and (_WHOLE.fullmatch(a) or _NUMBERS.fullmatch(a)):
         return f"{first} {second}"
     return first + second
