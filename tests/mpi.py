@@ -184,7 +184,13 @@ def run_ranks(
         mpirun: Another mpirun than the one beside ``python``.
         mpirun_args: Options for mpirun, before ``-n``.
     """
-    return Job(n, program, args, env, python, mpirun, mpirun_args).wait(timeout)
+    result = Job(n, program, args, env, python, mpirun, mpirun_args).wait(timeout)
+    if _NOT_STARTED in result.out:  # the launcher's own fault on a busy machine: no rank was there
+        result = Job(n, program, args, env, python, mpirun, mpirun_args).wait(timeout)
+    return result
+
+
+_NOT_STARTED = "The PMIx server's listener thread failed to start"
 
 
 def _mpirun(python: str) -> Path:

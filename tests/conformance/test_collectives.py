@@ -439,7 +439,7 @@ def test_wrong_calls_change_nothing(sizes: list[int]) -> None:
             with pytest.raises(UnsupportedError, match="one node"):
                 comm.Allreduce(np.zeros(4), np.zeros(4), algorithm="one-shot")
         else:
-            with pytest.raises(UnsupportedError, match="one-shot allreduce: it holds"):
+            with pytest.raises(UnsupportedError, match=r"one-shot all-?reduce:? (it )?holds"):
                 comm.Allreduce(np.zeros(50_000), np.zeros(50_000), algorithm="one-shot")
         comm.Barrier()
 
