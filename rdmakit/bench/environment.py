@@ -23,6 +23,9 @@ __all__ = ["environment", "host_key"]
 
 _PREFIXES = ("RDMAKIT_", "UCX_", "OMPI_MCA_", "PRTE_MCA_", "MPIR_CVAR_", "FI_", "NCCL_", "CUDA_")
 
+_PLACES = ("OMPI_MCA_initial_wdir",)
+"""Where somebody happened to stand: no number depends on it, and results are passed on."""
+
 
 def host_key(config: Config, tree: HostTree | None = None) -> str:
     """Return what names this rank's host, as the search for nodes does. Local."""
@@ -37,7 +40,7 @@ def environment(comm: Communicator) -> dict[str, Any]:
     return {
         "rdmakit": rdmakit.__version__,
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "command": [os.path.basename(sys.argv[0]), *sys.argv[1:]],  # noqa: PTH119
+        "command": [_last(word) for word in sys.argv],
         "python": platform.python_version(),
         "packages": _versions(
             (
@@ -70,8 +73,17 @@ def environment(comm: Communicator) -> dict[str, Any]:
             "kernel": platform.release(),
         },
         "settings": comm.config.describe(),
-        "variables": {k: v for k, v in sorted(os.environ.items()) if k.startswith(_PREFIXES)},
+        "variables": {
+            k: v
+            for k, v in sorted(os.environ.items())
+            if k.startswith(_PREFIXES) and k not in _PLACES
+        },
     }
+
+
+def _last(word: str) -> str:
+    """Return a word of the command line, of a file's place only its name."""
+    return word.rpartition("/")[2] if word.startswith("/") else word
 
 
 def _ucx(comm: Communicator) -> dict[str, Any]:

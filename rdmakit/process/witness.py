@@ -20,7 +20,7 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 __all__ = ["Witness"]
@@ -115,6 +115,10 @@ class Witness:
                     self.close()
 
 
+_DYING_MS = 60
+"""Milliseconds; less than :meth:`Witness.stuck` lets pass."""
+
+
 class _Line:
     """One rank, as the witness sees it."""
 
@@ -185,10 +189,31 @@ def _serve(listener: socket.socket) -> None:
 
 
 def _print_culprits(stuck: _Line, lines: Iterable[_Line]) -> None:
-    """Print who is not where ``stuck`` waits, or says nothing any more."""
-    for line in lines:
-        if line is not stuck and line.text and (line.silence() or line.name != stuck.name):
+    """Print who has ended; else who is not where ``stuck`` waits, or says nothing any more."""
+    others = [line for line in lines if line is not stuck and line.text]
+    gone = _ended(others)
+    for line in gone:
+        _print(line, *filter(None, [line.silence()]), "killed, or ended by force")
+    for line in () if gone else others:
+        if line.silence() or line.name != stuck.name:
             _print(line, *filter(None, [line.silence()]))
+
+
+def _ended(lines: Sequence[_Line]) -> list[_Line]:
+    """Return those whose rank has ended without leaving; gives the kernel a moment.
+
+    It closes a dead process's files one by one, so a peer may learn of it by its connection before
+    its line to here is closed.
+    """
+    poll = select.poll()
+    by_number = {line.socket.fileno(): line for line in lines}
+    for number in by_number:
+        poll.register(number, 0)  # a hang-up is told unasked
+    found = [by_number[number] for number, _ in poll.poll(_DYING_MS)]
+    for line in found:
+        for _ in line.messages():  # its last word may be that it leaves
+            pass
+    return [line for line in found if line.text]
 
 
 def _print(line: _Line, *what: str) -> None:

@@ -104,10 +104,7 @@ def test_killed_rank(
     now = time.time()
     os.kill(ranks[faulty], signal.SIGKILL)
     result = ended(job, ranks, now, REPORT)
-    # Its connection may break before it is known to be dead: then that names it.
-    by_its_connection = f"PeerLost at .*rank {faulty}: UCX"
-    killed = any("killed" in line for line in named(result, faulty))
-    assert killed or re.search(by_its_connection, result.out), result.out
+    assert any("killed" in line for line in named(result, faulty)), result.out
     serves_the_next_job(fragile_mps)
 
 
