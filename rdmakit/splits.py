@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, Self, cast
 
@@ -19,7 +20,7 @@ _TOLD = "<?qq"
 _LARGEST = 2**63 - 1
 
 
-class Splits(Group):
+class Splits(Group, ABC):
     """Split, duplicate, pick out ranks. What comes of it is a communicator like the first."""
 
     def Split(self, color: Any = 0, key: int = 0) -> Self | None:
@@ -107,9 +108,9 @@ class Splits(Group):
             raise InvalidArgument(f"ranks {bad} are not in 0..{self.size - 1}")
         return members
 
+    @abstractmethod
     def _derive(self, members: Sequence[int]) -> Self:
         """Make the communicator of ``members``. Collective in these, blocking."""
-        raise NotImplementedError
 
 
 def _checked(color: Any, key: Any) -> tuple[bool, int, int]:

@@ -8,6 +8,7 @@ the two ends, which are given the same transfers in the same order, agree in wha
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -53,7 +54,7 @@ class Carrier(Protocol):
         ...
 
 
-class _Line:
+class _Line(ABC):
     """Pieces under way in one direction."""
 
     def __init__(self, door: Any, carrier: Carrier, stream: int) -> None:
@@ -72,9 +73,9 @@ class _Line:
             self._added += 1
         return _Part(self, first, self._added)
 
+    @abstractmethod
     def poll(self) -> None:
         """Move on what can move."""
-        raise NotImplementedError
 
     @property
     def done(self) -> int:

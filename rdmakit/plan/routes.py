@@ -9,6 +9,7 @@ that stands in for its target and sends what the node has for it as one message
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -81,7 +82,7 @@ class Area:
     elements: int = 0
 
 
-class Routes:
+class Routes(ABC):
     """The parcels of a call. Subclasses say which rank sends what to which rank."""
 
     assembles = False
@@ -94,13 +95,13 @@ class Routes:
         self._many = call.kind in (Kind.ALLGATHER, Kind.BROADCAST)
         self._areas: dict[int, Area] = {}
 
+    @abstractmethod
     def leaving(self, rank: int) -> dict[int, tuple[Parcel, ...]]:
         """Return the messages that ``rank`` sends to ranks of other nodes."""
-        raise NotImplementedError
 
+    @abstractmethod
     def landing(self, rank: int) -> dict[int, tuple[Parcel, ...]]:
         """Return the messages that ``rank`` receives from ranks of other nodes."""
-        raise NotImplementedError
 
     def parcel(self, source: int, target: int) -> Parcel | None:
         """Return what ``source`` has for ``target``, if anything."""

@@ -8,6 +8,7 @@ reduced in the node.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -37,7 +38,7 @@ class Chunk:
     """Behind these the slot may be used again here."""
 
 
-class Sharded:
+class Sharded(ABC):
     """Makes the program of one rank; subclasses say what is reduced and delivered.
 
     ``layout`` divides the ranks into those that work as one node; ``elements`` is the longest
@@ -73,13 +74,13 @@ class Sharded:
                 self.reduce(chunks[turn - 1])
         return closed(self.b, self.call.layout, len(chunks), tags)
 
+    @abstractmethod
     def reduce(self, chunk: Chunk) -> None:
         """Reduce the own shards."""
-        raise NotImplementedError
 
+    @abstractmethod
     def deliver(self, chunk: Chunk) -> None:
         """Copy out what this rank wants; set ``chunk.ends``."""
-        raise NotImplementedError
 
     def before(self, chunk: Chunk) -> list[int]:
         """Return the steps of this rank that had the slot before."""
