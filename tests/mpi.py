@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -28,6 +28,9 @@ MPICH_VARIABLE = "RDMAKIT_TEST_MPICH_PYTHON"
 
 _ROOT = Path(__file__).resolve().parent.parent
 _MARK = "RDMAKIT_TEST_JOB"
+# Open MPI's launcher gives its own thread a second or so to start, too short on a busy machine.
+_NOT_STARTED = "The PMIx server's listener thread failed to start"
+_STARTS = 3
 # Root, more ranks than cores, and sharing the cores: see the README's section on mpirun.
 _SETTINGS = {
     "OMPI_ALLOW_RUN_AS_ROOT": "1",
@@ -103,15 +106,45 @@ class Job:
         # A file, not a pipe: a rank that is left over must not keep the reader waiting.
         self._out = tempfile.TemporaryFile()  # noqa: SIM115
         command = [str(mpirun or _mpirun(python)), *mpirun_args, "-n", str(n), python]
+        self._command = [*command, str(program), *args]
+        self._environ = environ
+        self._starts = 0
+        self._start()
+
+    def _start(self) -> None:
+        self._starts += 1
         self.started = time.monotonic()
         self.mpirun = subprocess.Popen(
-            [*command, str(program), *args],
+            self._command,
             stdin=subprocess.DEVNULL,
             stdout=self._out,
             stderr=subprocess.STDOUT,
-            env=environ,
+            env=self._environ,
             start_new_session=True,
         )
+
+    def started_again(self) -> bool:
+        """Start mpirun again where it ended by its own fault before any rank was there."""
+        if (
+            self.mpirun.poll() is None
+            or self._starts == _STARTS
+            or _NOT_STARTED not in self.output()
+        ):
+            return False
+        self._out.seek(0)  # the file is the new mpirun's from its start
+        self._out.truncate()
+        self._start()
+        return True
+
+    def until(self, ready: Callable[[], bool], seconds: float) -> None:
+        """Wait until ``ready`` answers yes; fail with the job's output where it does not."""
+        end = time.monotonic() + seconds
+        while not ready():
+            if self.started_again():
+                end = time.monotonic() + seconds
+            if time.monotonic() > end or self.mpirun.poll() is not None:
+                pytest.fail(f"not ready within {seconds:g} s:\n{self.wait(0).out}")
+            time.sleep(0.02)
 
     def output(self) -> str:
         """Return what was printed so far."""
@@ -135,7 +168,9 @@ class Job:
         """Wait for mpirun; at the timeout print all stacks and kill everything."""
         timed_out = False
         try:
-            self.mpirun.wait(max(0.0, self.started + timeout - time.monotonic()))
+            self._wait_mpirun(timeout)
+            while self.started_again():
+                self._wait_mpirun(timeout)
         except subprocess.TimeoutExpired:
             timed_out = True
             for pid in self._ranks():  # continued, or a stopped rank prints nothing
@@ -150,6 +185,9 @@ class Job:
         out = self.output()
         self._out.close()
         return Result(rc, out, seconds, timed_out, left)
+
+    def _wait_mpirun(self, timeout: float) -> None:
+        self.mpirun.wait(max(0.0, self.started + timeout - time.monotonic()))
 
     def _ranks(self) -> list[int]:
         return [pid for pid in self.processes() if _is_python(pid)]
@@ -184,13 +222,7 @@ def run_ranks(
         mpirun: Another mpirun than the one beside ``python``.
         mpirun_args: Options for mpirun, before ``-n``.
     """
-    result = Job(n, program, args, env, python, mpirun, mpirun_args).wait(timeout)
-    if _NOT_STARTED in result.out:  # the launcher's own fault on a busy machine: no rank was there
-        result = Job(n, program, args, env, python, mpirun, mpirun_args).wait(timeout)
-    return result
-
-
-_NOT_STARTED = "The PMIx server's listener thread failed to start"
+    return Job(n, program, args, env, python, mpirun, mpirun_args).wait(timeout)
 
 
 def _mpirun(python: str) -> Path:

@@ -83,12 +83,8 @@ def start(family: str, program: Path, fault: str, faulty: int) -> Job:
 
 def pids(job: Job, program: Path, n: int = 3) -> list[int]:
     """Return the pids of the ranks once all of them are in their blocking calls."""
-    end = time.monotonic() + 30
     files = [program.parent / f"pid{rank}" for rank in range(n)]
-    while not all(file.exists() for file in files):
-        if time.monotonic() > end or job.mpirun.poll() is not None:
-            pytest.fail(job.wait(0).out)
-        time.sleep(0.02)
+    job.until(lambda: all(file.exists() for file in files), 30)
     time.sleep(0.3)
     return [int(file.read_text()) for file in files]
 

@@ -30,11 +30,7 @@ def start(env: dict[str, str], per_node: str, folder: Path) -> tuple[Job, list[i
     settings = {"RDMAKIT_RANKS_PER_NODE": per_node, "RDMAKIT_TIMEOUT": str(DEADLINE)}
     job = Job(N, PROGRAMS / "busy.py", [str(folder)], env | settings, python_of("openmpi"))
     files = [folder / f"pid{rank}" for rank in range(N)]
-    end = time.monotonic() + 60
-    while not all(file.exists() for file in files):
-        if time.monotonic() > end or job.mpirun.poll() is not None:
-            pytest.fail(job.wait(0).out)
-        time.sleep(0.02)
+    job.until(lambda: all(file.exists() for file in files), 60)
     time.sleep(0.5)
     return job, [int(file.read_text()) for file in files]
 

@@ -222,10 +222,7 @@ LONG = [
 def started(family: str, tmp_path: Path, **env: str) -> tuple[Job, Path]:
     out = tmp_path / "bench.json"
     job = Job(4, LONG[0], [*LONG[1], "--output", str(out)], env=env, python=python_of(family))
-    end = time.monotonic() + 40
-    while not out.exists():
-        assert time.monotonic() < end, job.wait(0).out
-        time.sleep(0.05)
+    job.until(out.exists, 40)
     time.sleep(0.3)
     return job, out
 
