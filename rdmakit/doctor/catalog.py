@@ -1,0 +1,41 @@
+"""All checks, in the order in which they run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+
+from rdmakit.doctor.checks import limits
+from rdmakit.doctor.model import Check
+from rdmakit.errors import InvalidArgument
+
+__all__ = ["CHECKS", "select"]
+
+CHECKS: tuple[Check, ...] = (*limits.CHECKS,)
+
+
+def select(only: Sequence[str] = (), skip: Sequence[str] = (), of: Sequence[str] = ()) -> list[str]:
+    """Return the identifiers that are asked for; a pattern (``host.*``) names several.
+
+    Args:
+        only: these alone; none: all.
+        skip: without these.
+        of: all identifiers; those of :data:`CHECKS` where there are none.
+
+    Raises:
+        InvalidArgument: a name fits no check.
+    """
+    every = list(of) or [check.id for check in CHECKS]
+    for pattern in (*only, *skip):
+        if not any(_fits(name, pattern) for name in every):
+            raise InvalidArgument(f"no check {pattern!r}; rdmakit doctor --list shows them")
+    return [
+        name
+        for name in every
+        if (not only or any(_fits(name, pattern) for pattern in only))
+        and not any(_fits(name, pattern) for pattern in skip)
+    ]
+
+
+def _fits(name: str, pattern: str) -> bool:
+    return fnmatchcase(name, pattern) or name.startswith(f"{pattern}.")

@@ -1,0 +1,1 @@
+"""The checks, one small module for each subject. ``catalog`` lists them."""
