@@ -6,7 +6,7 @@ the whole. How a call is done is in :mod:`rdmakit.calls`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -21,7 +21,7 @@ from rdmakit.operation import Operation
 from rdmakit.packing import HostScratch
 from rdmakit.plan.planner import algorithms
 from rdmakit.plan.shape import Form, Kind
-from rdmakit.plan.steps import Program
+from rdmakit.plan.steps import Planned
 from rdmakit.refused import Refused
 from rdmakit.request import Request, integer
 
@@ -263,8 +263,8 @@ class Collectives(BlockCollectives, Many, Refused):
             send, recv, op, name = self._resolve(kind, sendbuf, recvbuf, op, algorithm, root)
             told = (kind, send, recv, op, name, root)
         what = (kind, send, recv, op, name, root, keep)
-        steps: Program | None = None
-        dtype = recv.dtype
+        planned: Sequence[Planned] = ()
+        wire = ""
         call: Callable[[], object]
         begins: list[Callable[[], Run | None]] = []
         if name == "device":
@@ -272,7 +272,7 @@ class Collectives(BlockCollectives, Many, Refused):
             call = partial(self._run_device, kind, send, recv, op, root, stream, keep, form)
         else:
             scratch = HostScratch()
-            call, steps, dtype = self._host_call(*what, scratch, form)
+            call, planned, wire = self._host_call(*what, scratch, form)
             begins = self._host_steps(*what, scratch, form)
         checked, compare = self._checked_once(call, told)
         if self._config.check:
@@ -288,8 +288,7 @@ class Collectives(BlockCollectives, Many, Refused):
             return self._submit(label, keep, compare, started)
 
         gaps = send.strided is not None or recv.strided is not None
-        wire = dtype.name if dtype != recv.dtype else ""
-        return Operation(name, steps, dtype.itemsize, call, begin, packed=gaps, wire_dtype=wire)
+        return Operation(name, planned, call, begin, packed=gaps, wire_dtype=wire)
 
     def algorithms(self, kind: Kind) -> tuple[str, ...]:
         """Return the algorithms that can serve ``kind`` in this group. Local."""

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rdmakit.buffer import array_at
-from rdmakit.plan.steps import Await, Copy, Post, Program, Recv, Reduce, Ref, Send, Space
+from rdmakit.plan.steps import Await, Copy, Planned, Post, Program, Recv, Reduce, Ref, Send, Space
 from rdmakit.protocols import Channel, Request, Window
 from rdmakit.reduction import Reducer
 from rdmakit.waiting import Waiter, settle
@@ -95,6 +95,7 @@ class Bound:
             finish: local work on the caller's output, behind the last step of each run.
         """
         self.dtype, self._prepare, self._finish = dtype, prepare, finish
+        self.planned = Planned(program, dtype.itemsize)
         self.program, self._window, self._channel, self._waiter = program, window, channel, waiter
         self._places, self.label, self._guard = places, label, guard
         self._scratch = np.empty(program.scratch, dtype)

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
-
-import numpy as np
 
 from rdmakit.baseline import mpi_call, mpi_start, why_not_mpi
 from rdmakit.buffer import Buffer
@@ -23,11 +21,12 @@ from rdmakit.packing import HostPacked, HostScratch, moved
 from rdmakit.plan.planner import ALGORITHMS, program, why_not
 from rdmakit.plan.select import choose, limits_for
 from rdmakit.plan.shape import Form, Kind
-from rdmakit.plan.steps import Program, Space
+from rdmakit.plan.steps import Planned, Space
 from rdmakit.process.phase import current
 from rdmakit.protocols import Bootstrap, Channel, Window
-from rdmakit.reduction import Frame, frame, on_the_way
+from rdmakit.reduction import REDUCES, Frame, frame, on_the_way
 from rdmakit.request import Request
+from rdmakit.rounded import Rounded, rounds_between
 from rdmakit.waiting import Waiter
 
 __all__ = ["HostCalls"]
@@ -104,20 +103,42 @@ class HostCalls(Group):
         keep: tuple[object, ...],
         scratch: HostScratch,
         form: Form | None = None,
-    ) -> tuple[Callable[[], object], Program | None, np.dtype[Any]]:
-        """Return the call on host arrays, its program where it has one, and the type on the way."""
+    ) -> tuple[Callable[[], object], Sequence[Planned], str]:
+        """Return the call on host arrays, what was planned for it, and another type on the way."""
         packed: HostPacked | None = None
         if send.strided is not None or recv.strided is not None:
             packed = HostPacked(send, recv, scratch, **moved(kind, self.rank, root))
             send, recv, keep = packed.send, packed.recv, (*keep, *packed.keep)
         call: Callable[[], object]
+        planned: Sequence[Planned] = ()
+        wire = on_the_way(recv.dtype, op)[0].name if kind in REDUCES else recv.dtype.name
         if name == "mpi":
-            call, steps = self._mpi_call(kind, send, recv, op, root, keep, form), None
-            dtype = on_the_way(recv.dtype, op)[0]
+            call = self._mpi_call(kind, send, recv, op, root, keep, form)
+        elif rounds_between(kind, name, self.layout, recv, op):
+            halves = Rounded.of(self.layout, self.rank, send, recv, op, scratch)
+            first, second = self._bind_halves(halves)
+            keep = (*keep, halves.keep)
+            runs = partial(self._run, first, keep), partial(self._run, second, keep)
+            call, planned = partial(halves.done, *runs), (first.planned, second.planned)
+            wire = f"{wire} {recv.dtype.name}"
         else:
             bound = self._bind(kind, send, recv, op, name, root, form)
-            call, steps, dtype = partial(self._run, bound, keep), bound.program, bound.dtype
-        return (packed.around(call) if packed is not None else call), steps, dtype
+            call, planned, wire = (
+                partial(self._run, bound, keep),
+                (bound.planned,),
+                bound.dtype.name,
+            )
+        wire = wire if wire != recv.dtype.name else ""
+        return (packed.around(call) if packed is not None else call), planned, wire
+
+    def _bind_halves(self, halves: Rounded) -> tuple[Bound, Bound]:
+        """Bind both; each by what is best for it."""
+        bound = []
+        for kind, send, recv, form in halves.calls:
+            nbytes = form.longest(kind, self.size) * recv.dtype.itemsize
+            name = choose(kind, self.layout, nbytes, mpi=False)
+            bound.append(self._bind(kind, send, recv, ReduceOp.SUM, name, 0, form))
+        return bound[0], bound[1]
 
     def _bind(
         self,
@@ -208,7 +229,8 @@ class HostCalls(Group):
         if name == "mpi":
             self._mpi_call(kind, send, recv, op, root, (), form)()
         else:
-            self._run(self._bind(kind, send, recv, op, name, root, form), ())
+            scratch = self._state.scratch
+            self._host_call(kind, send, recv, op, name, root, (), scratch, form)[0]()
 
     def _framed(self, kind: Kind, send: Buffer, recv: Buffer, op: ReduceOp, root: int) -> Frame:
         writes = moved(kind, self.rank, root)["writes"]
@@ -275,13 +297,18 @@ class HostCalls(Group):
         if send.strided is not None or recv.strided is not None:
             packed = HostPacked(send, recv, scratch, **moved(kind, self.rank, root))
             send, recv, keep = packed.send, packed.recv, (*keep, *packed.keep)
-        start: Callable[[], Run | None]
+        begins: list[Callable[[], Run | None]]
         if name == "mpi":
-            start = self._start_mpi(kind, send, recv, op, root, form)
+            begins = [self._start_mpi(kind, send, recv, op, root, form)]
+        elif rounds_between(kind, name, self.layout, recv, op):
+            halves = Rounded.of(self.layout, self.rank, send, recv, op, scratch)
+            halves_bound, keep = self._bind_halves(halves), (*keep, halves.keep)
+            first, second = (partial(_started, half, self._next_tag, keep) for half in halves_bound)
+            begins = halves.begins(first, second)
         else:
-            bound = self._bind(kind, send, recv, op, name, root, form)
-            start = partial(_started, bound, self._next_tag, keep)
-        return [start] if packed is None else [packed.gather, start, packed.scatter]
+            whole = self._bind(kind, send, recv, op, name, root, form)
+            begins = [partial(_started, whole, self._next_tag, keep)]
+        return begins if packed is None else [packed.gather, *begins, packed.scatter]
 
     def _start_mpi(
         self,

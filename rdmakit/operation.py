@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from rdmakit.errors import InvalidArgument
-from rdmakit.plan.steps import Program, Send
+from rdmakit.plan.steps import Planned
 from rdmakit.request import Request, Waited
 
 __all__ = ["Operation", "Persistent"]
@@ -63,8 +63,7 @@ class Operation(Persistent):
 
     Attributes:
         algorithm: what it was planned as; ``mpi`` is the MPI library's own.
-        program: this rank's steps; None for ``mpi``.
-        itemsize: bytes of an element between the ranks.
+        planned: this rank's steps, one program after the other; none for ``mpi`` and on a GPU.
         wire_dtype: type of these, where it is known and another than the arrays'.
         call: the bare callable, for loops where a Python frame counts.
         packed: whether an array has gaps (strides), so that each call gathers and scatters.
@@ -73,8 +72,7 @@ class Operation(Persistent):
     def __init__(
         self,
         algorithm: str,
-        program: Program | None,
-        itemsize: int,
+        planned: Sequence[Planned],
         call: Callable[[], object],
         start: Callable[[], Request] = _only_called,
         *,
@@ -84,8 +82,7 @@ class Operation(Persistent):
         """Made by ``bind``."""
         super().__init__(start)
         self.packed, self.wire_dtype = packed, wire_dtype
-        self.algorithm, self.program, self.itemsize = algorithm, program, itemsize
-        self.call = call
+        self.algorithm, self.planned, self.call = algorithm, planned, call
 
     def __call__(self) -> None:
         """Do it once. Collective, blocking."""
@@ -94,6 +91,6 @@ class Operation(Persistent):
     @property
     def sent_bytes(self) -> int | None:
         """Bytes this rank sends to other nodes in one call; None where MPI decides."""
-        if self.program is None:
+        if not self.planned:
             return None
-        return self.itemsize * sum(s.src.count for s in self.program.steps if isinstance(s, Send))
+        return sum(planned.sent_bytes for planned in self.planned)

@@ -78,10 +78,10 @@ def _plain(buffer: Buffer, address: int) -> Buffer:
 
 
 class HostScratch:
-    """Two areas of host memory that are used again. Owned by whoever makes calls in a row."""
+    """Areas of host memory that are used again. Owned by whoever makes calls in a row."""
 
     def __init__(self) -> None:
-        self.areas = [np.empty(0, np.uint8), np.empty(0, np.uint8)]
+        self.areas = [np.empty(0, np.uint8) for _ in range(3)]
 
     def take(self, index: int, nbytes: int) -> int:
         """Return the address of an area of at least so many bytes; its content is undefined."""

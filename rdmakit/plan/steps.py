@@ -144,6 +144,20 @@ class Program:
         return total
 
 
+@dataclass(frozen=True)
+class Planned:
+    """A program, and what its elements are."""
+
+    program: Program
+    itemsize: int
+    """Bytes of an element between the ranks."""
+
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes that this rank sends by messages."""
+        return self.itemsize * sum(self.program.sent().values())
+
+
 @dataclass
 class Builder:
     """Collects the steps of one rank; planners call its methods in list order."""
