@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import random
 import threading
 import time
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -17,80 +15,29 @@ from rdmakit import (
     CollectiveMismatch,
     Communicator,
     CommunicatorClosed,
-    Config,
     GradientBucketer,
     InvalidArgument,
     Request,
     TransferTimeout,
     UnsupportedError,
 )
-from rdmakit.datatypes import AVG, MAX, SUM, ReduceOp
+from rdmakit.datatypes import AVG, MAX, SUM
 from rdmakit.fusion import HostFused
 from tests.conformance.fake_gpu import Array
+from tests.conformance.many_cases import (
+    CHECKED,
+    ITEMS,
+    KINDS,
+    ORDERED,
+    SHAPES,
+    check,
+    given_to,
+    laid,
+    mine,
+    total,
+)
 from tests.conformance.messages import raises
 from tests.conformance.ranks import with_comm
-from tests.conformance.test_device import SHAPES as GPU_SHAPES
-from tests.conformance.test_device import WAYS, with_gpus
-
-SHAPES = ([1], [2], [3], [2, 2], [3, 1], [1, 1, 1], [1, 2])
-CHECKED = Config(window_bytes=1 << 16, timeout=20, check=True)
-KINDS = (np.float32, np.int64, np.complex128, np.uint8, np.float64)
-
-
-def mine(index: int, shape: tuple[int, ...], dtype: Any, rank: int, turn: int = 0) -> Any:
-    """Return this rank's values: small whole numbers, other for each array, rank and element."""
-    places = np.arange(int(np.prod(shape))).reshape(shape)
-    return ((places * 3 + index * 5 + turn) % 7 + (rank + 1) * (index % 3 + 1)).astype(dtype)
-
-
-def total(
-    index: int, shape: tuple[int, ...], dtype: Any, ranks: int, op: ReduceOp, turn: int = 0
-) -> Any:
-    """Return what all ranks' values make, in closed form."""
-    places = np.arange(int(np.prod(shape))).reshape(shape)
-    first, step = (places * 3 + index * 5 + turn) % 7, index % 3 + 1
-    if op is MAX:
-        return (first + ranks * step).astype(dtype)
-    added = ranks * first + step * ranks * (ranks + 1) // 2
-    return (added / ranks if op is AVG else added).astype(dtype)
-
-
-def laid(array: Any, how: str) -> Any:
-    """Return an array with these values that lies in another way in memory, and what is around."""
-    array = np.array(array)
-    if how == "F":
-        return np.asfortranarray(array)
-    if how == "gaps" and array.ndim:
-        wide = np.full((*array.shape[:-1], array.shape[-1] * 2), 99, array.dtype)
-        wide[..., ::2] = array
-        return wide[..., ::2]
-    if how == "back" and array.ndim:
-        return np.ascontiguousarray(array[::-1])[::-1]
-    return array
-
-
-ITEMS: list[tuple[tuple[int, ...], Any, str]] = [
-    ((3, 4), np.float32, "C"), ((), np.float32, "C"), ((7,), np.int64, "gaps"),
-    ((0, 5), np.float32, "C"), ((2, 3, 4), np.float32, "F"), ((), np.int64, "C"),
-    ((5, 6), np.complex128, "back"), ((4000,), np.float32, "C"), ((60, 70), np.float32, "gaps"),
-    ((1,), np.uint8, "C"), ((50, 20), np.float32, "F"), ((9, 9), np.float32, "back"),
-]  # fmt: skip
-
-ORDERED = [item for item in ITEMS if item[1] is not np.complex128]
-
-
-def given_to(comm: Any, items: Any, turn: int = 0) -> list[Any]:
-    return [
-        laid(mine(i, shape, dtype, comm.rank, turn), how)
-        for i, (shape, dtype, how) in enumerate(items)
-    ]
-
-
-def check(arrays: Any, items: Any, ranks: int, op: ReduceOp = SUM, turn: int = 0) -> None:
-    for i, (array, (shape, dtype, _)) in enumerate(zip(arrays, items, strict=True)):
-        np.testing.assert_array_equal(array, total(i, shape, dtype, ranks, op, turn), f"array {i}")
-        if array.base is not None and array.ndim and array.strides[-1] == 2 * array.itemsize:
-            assert (array.base[..., 1::2] == 99).all(), "what lies between is not touched"
 
 
 @pytest.mark.parametrize("sizes", SHAPES, ids=str)
@@ -321,238 +268,3 @@ def test_a_rank_that_does_not_come() -> None:
 
     gate = threading.Barrier(2)
     with_comm([1, 1], alone)
-
-
-# -- gradients --------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("sizes", SHAPES, ids=str)
-@pytest.mark.parametrize("most", [1, 600, 25 << 20])
-def test_each_rank_in_its_own_order(sizes: list[int], most: int) -> None:
-    def body(comm: Communicator) -> None:
-        for group in (comm, comm.node, comm.rail):
-            arrays = given_to(group, ITEMS)
-            bucketer = GradientBucketer(group, arrays, bucket_bytes=most, op="sum")
-            order = list(range(len(arrays)))
-            for turn in range(4):
-                random.Random(7 * group.rank + turn).shuffle(order)
-                for i in order:
-                    arrays[i][...] = mine(i, arrays[i].shape, arrays[i].dtype, group.rank, turn)
-                    bucketer.ready(i)
-                bucketer.wait()
-                check(arrays, ITEMS, group.size, SUM, turn)
-
-    with_comm(sizes, body, CHECKED if most == 600 else None)
-
-
-def test_buckets_start_in_their_order() -> None:
-    """Rank 1 fills the last bucket first; nothing of it starts before the first."""
-
-    def body(comm: Communicator) -> None:
-        arrays = [np.full(10, float(comm.rank + i)) for i in range(6)]
-        bucketer = GradientBucketer(comm, arrays, bucket_bytes=160)
-        assert bucketer.buckets == ((0, 1), (2, 3), (4, 5))
-        started: list[int] = []
-        begin = bucketer._start
-
-        def start(slot: Any) -> None:
-            started.append(slot.number)
-            begin(slot)
-
-        bucketer._start = start  # type: ignore[method-assign]
-        if comm.rank:
-            for i, want in ((5, []), (4, []), (1, []), (2, []), (0, [0]), (3, [0, 1, 2])):
-                bucketer.ready(i)
-                assert started == want
-        else:
-            for i in range(6):
-                bucketer.ready(i)
-            assert started == [0, 1, 2]
-        bucketer.wait()
-        for i, array in enumerate(arrays):
-            assert (array == i + 0.5).all(), "the mean"
-
-    with_comm([1, 1], body, CHECKED)
-
-
-def test_done_while_the_program_computes() -> None:
-    def body(comm: Communicator) -> None:
-        arrays = [np.full(30_000, float(i + comm.rank)) for i in range(5)]
-        bucketer = GradientBucketer(comm, arrays, bucket_bytes=500_000, op=SUM)
-        assert bucketer.buckets == ((0, 1), (2, 3), (4,))
-        for i in range(4):
-            bucketer.ready(i)
-        end = time.monotonic() + 30
-        while not all(s.request and s.request.done for s in bucketer._slots[:2]):
-            time.sleep(0.002)
-            assert time.monotonic() < end, "nothing moves"
-        n = comm.size
-        for i in range(4):
-            assert (arrays[i] == n * i + n * (n - 1) / 2).all()
-        bucketer.ready(4)
-        bucketer.wait()
-        assert (arrays[4] == n * 4 + n * (n - 1) / 2).all()
-
-    with_comm([2, 1], body)
-
-
-def test_new_arrays_in_each_step() -> None:
-    def body(comm: Communicator) -> None:
-        items = [((3, 5), np.float32, "C"), ((), np.float32, "C"), ((900,), np.float32, "C")]
-        bucketer = GradientBucketer(
-            comm, [np.empty(shape, dtype) for shape, dtype, _ in items], bucket_bytes=3600, op=SUM
-        )
-        for turn in range(3):
-            arrays = given_to(comm, items, turn)
-            for i in (2, 0, 1):
-                array = laid(arrays[i], "gaps") if turn == 1 else arrays[i]
-                bucketer.ready(i, array)
-                arrays[i] = array
-            bucketer.wait()
-            check(arrays, items, comm.size, SUM, turn)
-
-    with_comm([2, 1], body, CHECKED)
-
-
-def test_misuse_of_the_bucketer() -> None:
-    def body(comm: Communicator) -> None:
-        arrays = [np.full((2, 3), 1.0), np.full(4, 1.0), np.full((), 1.0), np.zeros(0)]
-        bucketer = GradientBucketer(comm, arrays, op="sum")
-        with pytest.raises(InvalidArgument, match="wait: 4 of 4 arrays are not ready on rank"):
-            bucketer.wait()
-        bucketer.ready(1)
-        with pytest.raises(InvalidArgument, match=r"arrays\[1\] is ready already in this step"):
-            bucketer.ready(1)
-        for index in (4, -1):
-            with pytest.raises(InvalidArgument, match=f"index {index}: there are arrays 0..3"):
-                bucketer.ready(index)
-        for wrong, text in (
-            (np.zeros((3, 2)), r"expected float64 of shape \(2, 3\) in host memory, got float64"),
-            (np.zeros((2, 3), np.float32), "got float32"),
-            (np.zeros((2, 3), order="F"), "Fortran"),
-            (Array(np.zeros((2, 3))), "device memory"),
-            ("text", "expected a NumPy array"),
-        ):
-            with pytest.raises(InvalidArgument, match=text):
-                bucketer.ready(0, wrong)
-        with pytest.raises(InvalidArgument, match=r"3 of 4 arrays are not ready .*: 0, 2, 3; call"):
-            bucketer.wait()
-        for index in (0, 2, 3):
-            bucketer.ready(index)
-        bucketer.wait()
-        for array in arrays:
-            assert (array == comm.size).all()
-        GradientBucketer(comm, []).wait()
-
-    with_comm([2, 1], body)
-
-
-def test_buckets_that_differ_between_ranks() -> None:
-    def body(comm: Communicator) -> None:
-        arrays = [np.zeros((2, 3 if comm.rank == 2 else 4), np.float32)]
-        bucketer = GradientBucketer(comm, arrays)
-        bucketer.ready(0)
-        with pytest.raises(CollectiveMismatch, match=r"rank 2: .*gradients op=avg bucket 1 of 1"):
-            bucketer.wait()
-        with pytest.raises((CommunicatorClosed, CollectiveMismatch)):
-            comm.Barrier()
-
-    with_comm([2, 1], body, CHECKED)
-
-
-def test_from_several_threads() -> None:
-    def body(comm: Communicator) -> None:
-        arrays = [np.full(200, float(i)) for i in range(40)]
-        bucketer = GradientBucketer(comm, arrays, bucket_bytes=5000, op="sum")
-        for _ in range(3):
-            for i, array in enumerate(arrays):
-                array[:] = i
-            threads = [
-                threading.Thread(target=lambda k=k: [bucketer.ready(i) for i in range(k, 40, 4)])
-                for k in range(4)
-            ]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join(20)
-            bucketer.wait()
-            assert all((array == i * comm.size).all() for i, array in enumerate(arrays))
-
-    with_comm([1, 1], body)
-
-
-# -- on a GPU made of host memory -------------------------------------------------------------
-
-SMALL: list[tuple[tuple[int, ...], Any, str]] = [
-    ((3, 4), np.float32, "C"), ((), np.float32, "C"), ((7,), np.int64, "gaps"),
-    ((0, 5), np.float32, "C"), ((2, 3, 4), np.float32, "F"), ((900,), np.float32, "C"),
-    ((30, 40), np.float32, "gaps"), ((9, 9), np.int64, "back"),
-]  # fmt: skip
-
-
-def gpu_arrays(comm: Any, items: Any, turn: int = 0) -> list[Array]:
-    return [Array(array) for array in given_to(comm, items, turn)]
-
-
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("sizes", GPU_SHAPES[:5], ids=str)
-def test_gpu_arrays(sizes: list[int], way: str) -> None:
-    def body(comm: Communicator) -> None:
-        for most in (1, 700, 25 << 20):
-            for group in (comm, comm.node):
-                arrays = gpu_arrays(group, SMALL)
-                group.allreduce_many(arrays, bucket_bytes=most)
-                group.synchronize()
-                check([a.array for a in arrays], SMALL, group.size)
-            arrays = gpu_arrays(comm, SMALL, most)
-            if way == "denied" and comm._on_device and comm._on_device.way == "host":
-                with raises(UnsupportedError, "call the blocking form"):
-                    comm.iallreduce_many(arrays, bucket_bytes=most)
-                continue
-            comm.iallreduce_many(arrays, bucket_bytes=most).Wait()
-            comm.synchronize()
-            check([a.array for a in arrays], SMALL, comm.size, SUM, most)
-
-    with_gpus(sizes, body, **WAYS[way])
-
-
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("sizes", GPU_SHAPES[:5], ids=str)
-def test_gpu_gradients(sizes: list[int], way: str) -> None:
-    """A mean, which the ways where the host steps through it do in wait."""
-    items = [item for item in SMALL if item[1] is np.float32]
-
-    def body(comm: Communicator) -> None:
-        for most in (1, 700):
-            arrays = gpu_arrays(comm, items)
-            for op in (AVG, SUM):
-                bucketer = GradientBucketer(comm, arrays, bucket_bytes=most, op=op)
-                order = list(range(len(items)))
-                for turn in range(3):
-                    random.Random(comm.rank + turn).shuffle(order)
-                    for i in order:
-                        shape, dtype, _ = items[i]
-                        arrays[i].array[...] = mine(i, shape, dtype, comm.rank, turn)
-                        bucketer.ready(i)
-                    bucketer.wait()
-                    comm.synchronize()
-                    check([a.array for a in arrays], items, comm.size, op, turn)
-
-    with_gpus(sizes, body, **WAYS[way])
-
-
-def test_gpu_arrays_in_a_capture() -> None:
-    def body(comm: Communicator) -> None:
-        arrays = gpu_arrays(comm, SMALL)
-        door: Any = comm._gpus.gpu.door
-        calls: tuple[Callable[[Any], object], ...] = (comm.allreduce_many, comm.iallreduce_many)
-        for call in calls:
-            door.capturing = True
-            with raises(UnsupportedError, "CUDA graph"):
-                call(arrays)
-            door.capturing = False
-        comm.allreduce_many(arrays)
-        comm.synchronize()
-        check([a.array for a in arrays], SMALL, comm.size)
-
-    with_gpus([2], body, check=False)
