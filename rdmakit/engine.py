@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from threading import get_ident
 from typing import Protocol
 
+from rdmakit.process import switching
 from rdmakit.waiting import Waiter, rest
 
 __all__ = ["Engine", "Pending", "Source", "process_engine"]
@@ -260,22 +261,32 @@ class Engine:
     def forget(self) -> None:
         """In a forked child, which has no other threads: nothing is under way here."""
         self._renew()
+        switching.forked()
         self.threaded = False
         self.active.clear()
         self._polls.clear()
 
     def _serve(self) -> None:
         """Be the progress thread."""
+        hurry = switching.Hurry()
+        try:
+            self._move_all(hurry)
+        finally:
+            hurry.end()
+
+    def _move_all(self, hurry: switching.Hurry) -> None:
         nap, looked = _LEAST_NAP, time.monotonic()
         while not self._stopping:
             if not self.active:
                 self._parked = True
                 if not self.active and not self._stopping:
+                    hurry.end()
                     self._wake.wait()
                 self._parked = False
                 self._wake.clear()
                 nap, looked = _LEAST_NAP, time.monotonic()
                 continue
+            hurry.begin()
             if self._wanted or self._waits or not self._acquire(False):
                 time.sleep(nap)  # somebody else moves things
                 nap = min(nap * _GROWTH, _MOST_NAP)
