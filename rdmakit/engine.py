@@ -5,6 +5,12 @@ it: the collectives of a family of groups, the messages of a communicator. All o
 one after the other, by whoever holds the lock: a call that waits, a test, or the progress thread,
 which starts with the first call that does not block and sleeps while there is nothing to do.
 UCX's worker, MPI's requests and window counters are touched under the lock only.
+
+While something is under way the thread naps between polls, also where only UCX has any: waiting on
+UCX's event descriptor needs its wakeup feature in every context and cannot see counters and MPI's
+requests. For a message over TCP that comes after 50 ms the naps take 1.4 ms of processor time, the
+descriptor 0.1 ms; it is complete 0.5 to 0.65 ms after it was sent, with the descriptor 0.3 to 1.2
+(medians on two busy cores).
 """
 
 from __future__ import annotations

@@ -14,8 +14,9 @@ import threading
 __all__ = ["Hurry"]
 
 SECONDS = 5e-4
-"""Measured beside a loop of pure Python: benchmarks/README.md. Shorter ones gain little, since a
-switch takes some 10 us itself."""
+"""Measured beside a loop of pure Python, two hosts, all-reduce of 256 KiB, 1 and 16 MiB, medians of
+13 rounds in ms: at 5 ms 26, 24, 279; at 1 ms 11, 17, 153; at 0.5 ms 11, 11, 145; at 0.2 ms 8, 12,
+210."""
 
 _lock = threading.Lock()
 _hurried = 0
