@@ -23,6 +23,7 @@ from rdmakit.errors import (
     UcxUnavailable,
     UnsupportedError,
 )
+from rdmakit.process import origin as _origin  # noqa: F401  (it sees forks from here on)
 
 if TYPE_CHECKING:
     from rdmakit.arguments import IN_PLACE

@@ -10,13 +10,15 @@ import os
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
+from multiprocessing import parent_process
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 
 from rdmakit.errors import SetupError
-from rdmakit.process.launcher import check_before_mpi, check_world
+from rdmakit.process.launcher import check_before_mpi, check_world, launcher_of
+from rdmakit.process.origin import forked, forked_with_mpi
 
 __all__ = ["FORKED", "MpiBootstrap", "load_mpi", "may_be_threaded"]
 
@@ -24,6 +26,10 @@ FORKED = (
     "this process was forked from a rank and is none; start processes with multiprocessing's spawn"
 )
 """Why a forked child can do nothing here: MPI, UCX and the progress thread are its parent's."""
+_STARTED = (
+    "this process was started by multiprocessing in rank {rank} and is none: it has inherited the "
+    "launcher's variables of that rank; communicate in the rank itself"
+)
 
 _checked = False
 _owner = 0
@@ -37,11 +43,11 @@ def load_mpi() -> ModuleType:
 
     Raises:
         SetupError: no MPI library, one that does not fit the launcher, or MPI sees one rank
-            where the launcher started several; or this is a forked child of a rank.
+            where the launcher started several; or this is a child of a rank.
     """
     global _checked, _owner
-    if _owner not in (0, os.getpid()):
-        raise SetupError(FORKED)
+    if _owner != os.getpid() and (reason := _why_no_rank()):
+        raise SetupError(reason)
     launcher = None if _checked else check_before_mpi()
     try:
         from mpi4py import MPI
@@ -52,6 +58,22 @@ def load_mpi() -> ModuleType:
         check_world(launcher, MPI.COMM_WORLD.Get_size())
         _checked = True
     return MPI
+
+
+def _why_no_rank() -> str:
+    """Return why MPI must not be loaded here, or nothing.
+
+    A child that was made before MPI was loaded has the launcher's variables: MPI_Init would answer
+    for a rank that is there already. One forked before ``import rdmakit`` cannot be told apart.
+    """
+    if _owner or forked_with_mpi():
+        return FORKED
+    launcher = launcher_of(os.environ)
+    if launcher.kind is None:
+        return ""  # no rank's child: MPI makes a world of one
+    if forked():
+        return FORKED
+    return _STARTED.format(rank=launcher.rank) if parent_process() is not None else ""
 
 
 def may_be_threaded() -> bool:

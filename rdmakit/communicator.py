@@ -23,7 +23,7 @@ from rdmakit.config import Config
 from rdmakit.device import DeviceGroup
 from rdmakit.device_side import DeviceSide, Gpu
 from rdmakit.engine import Engine, process_engine
-from rdmakit.errors import InvalidArgument
+from rdmakit.errors import InvalidArgument, TransferTimeout
 from rdmakit.family import Family
 from rdmakit.inter.mpi import MpiChannel
 from rdmakit.intra.posix_shm import PosixWindow
@@ -275,28 +275,39 @@ class Communicator(Collectives, PointToPoint, Splits):
         After an error it is local: the others may never come.
 
         Raises:
-            TransferTimeout: another rank did not close, or a request is not complete (a receive
-                to which nobody sent); this rank has released its part.
+            TransferTimeout: another rank did not close, and this one has released its part; or a
+                receive to which nobody sent, here or of what was split from it, and all ranks have
+                closed together.
         """
+        late = self._close()
+        if late:
+            for other in late[1:]:
+                late[0].add_note(str(other))
+            raise late[0]
+
+    def _close(self) -> list[TransferTimeout]:
+        """Close; return what receives without a message end with, by communicator."""
         if self.closed:
-            return
+            return []
         if self._state.failure:
             self._free(collective=False)
-            return
+            return []
+        late: list[TransferTimeout] = []
         try:
             for child in reversed(self._children.copy()):
-                child.close()
+                late += child._close()
             with current.during("close", timeout=2 * self._waiter.timeout):
-                self._quiesce()
+                late += self._quiesce()
                 self._gpus.close()
         except BaseException as exc:
             self._fail(exc)
             self._free(collective=False)
             raise
         self._free(collective=True)
+        return late
 
-    def _quiesce(self) -> None:
-        """Wait until nothing is under way on any rank."""
+    def _quiesce(self) -> list[TransferTimeout]:
+        """Wait until nothing is under way on any rank; see :meth:`_close`."""
         family, engine, mailbox = self._state, self._engine, self._mailbox
         # Without a look at the peers: one that saw the barrier first may be gone by now.
         waiter = Waiter(self.rank, self.host, self._waiter.timeout, self._waiter.spins)
@@ -319,10 +330,21 @@ class Communicator(Collectives, PointToPoint, Splits):
         done = self._bootstrap.start_barrier()
         engine.wait(done, waiter, lambda: "close: waiting for the other ranks")
         self._met = True  # no rank needs this one any more, whatever goes wrong here
-        late = min(_LATE_SECONDS, waiter.timeout)
-        if not received():
-            engine.wait(received, waiter, named, moves, late)
+        late: list[TransferTimeout] = []
+        try:
+            if not received():
+                seconds = min(_LATE_SECONDS, waiter.timeout)
+                engine.wait(received, waiter, named, moves, seconds)
+        except TransferTimeout as exc:
+            if not sent():
+                raise
+            late.append(
+                exc
+            )  # no more than this rank's own mistake: the others close, and so does it
+            with engine.held():
+                mailbox.refuse(exc)
         self._check_usable()
+        return late
 
     def _free(self, *, collective: bool) -> None:
         if self.closed:

@@ -5,6 +5,12 @@ it: the collectives of a family of groups, the messages of a communicator. All o
 one after the other, by whoever holds the lock: a call that waits, a test, or the progress thread,
 which starts with the first call that does not block and sleeps while there is nothing to do.
 UCX's worker, MPI's requests and window counters are touched under the lock only.
+
+While something is under way the thread naps between polls, also where only UCX has any: waiting on
+UCX's event descriptor needs its wakeup feature in every context and cannot see counters and MPI's
+requests. For a message over TCP that comes after 50 ms the naps take 1.4 ms of processor time, the
+descriptor 0.1 ms; it is complete 0.5 to 0.65 ms after it was sent, with the descriptor 0.3 to 1.2
+(medians on two busy cores).
 """
 
 from __future__ import annotations
@@ -17,6 +23,7 @@ from collections.abc import Callable, Iterator
 from threading import get_ident
 from typing import Protocol
 
+from rdmakit.process import switching
 from rdmakit.waiting import Waiter, rest
 
 __all__ = ["Engine", "Pending", "Source", "process_engine"]
@@ -260,22 +267,32 @@ class Engine:
     def forget(self) -> None:
         """In a forked child, which has no other threads: nothing is under way here."""
         self._renew()
+        switching.forked()
         self.threaded = False
         self.active.clear()
         self._polls.clear()
 
     def _serve(self) -> None:
         """Be the progress thread."""
+        hurry = switching.Hurry()
+        try:
+            self._move_all(hurry)
+        finally:
+            hurry.end()
+
+    def _move_all(self, hurry: switching.Hurry) -> None:
         nap, looked = _LEAST_NAP, time.monotonic()
         while not self._stopping:
             if not self.active:
                 self._parked = True
                 if not self.active and not self._stopping:
+                    hurry.end()
                     self._wake.wait()
                 self._parked = False
                 self._wake.clear()
                 nap, looked = _LEAST_NAP, time.monotonic()
                 continue
+            hurry.begin()
             if self._wanted or self._waits or not self._acquire(False):
                 time.sleep(nap)  # somebody else moves things
                 nap = min(nap * _GROWTH, _MOST_NAP)

@@ -254,6 +254,14 @@ class Mailbox:
         else:
             self._moving.append((request, transfer, way))
 
+    def refuse(self, error: BaseException) -> None:
+        """End the receives that have no message with ``error``; what carries messages stays."""
+        waiting, self._receives = self._receives, []
+        for receive in waiting:
+            if not isinstance(receive.data, np.ndarray):
+                receive.data.drop()
+            receive.transfer.end(error)
+
     def abandon(self, error: BaseException) -> None:
         """Give everything up; its memory stays as long as somebody may write to it."""
         moving, self._moving = self._moving, []

@@ -141,7 +141,7 @@ rdmakit_megabytes() { # MPI GROUP...
   [ "$rdmakit_extra" = cpu ] || sum=$((sum + 120))
   shift
   for group; do
-    case $group in test) sum=$((sum + 8)) ;; check) sum=$((sum + 30)) ;; esac
+    case $group in test) sum=$((sum + 13)) ;; check) sum=$((sum + 30)) ;; esac
   done
   echo "$sum"
 }

@@ -7,6 +7,7 @@ from functools import partial
 
 import numpy as np
 
+from rdmakit.bench.broadcast import broadcast_cases
 from rdmakit.bench.collective import Way, lanes, measure_collective
 from rdmakit.bench.gpu_cases import gpu_allreduce, gpu_inter, gpu_intra, gpu_memory
 from rdmakit.bench.pair import pair_cases
@@ -25,6 +26,7 @@ def all_cases(session: Session) -> Iterator[Case]:
         "intra": _intra,
         "inter": _inter,
         "allreduce": _allreduce,
+        "broadcast": broadcast_cases,
     }
     if session.options.device == "gpu":
         makers = {
@@ -32,6 +34,7 @@ def all_cases(session: Session) -> Iterator[Case]:
             "intra": gpu_intra,
             "inter": gpu_inter,
             "allreduce": gpu_allreduce,
+            "broadcast": broadcast_cases,
         }
     for layer in makers:
         if layer in session.options.layers:

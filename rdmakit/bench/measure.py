@@ -72,10 +72,12 @@ def measure(
     iterations: int,
     warmup: int,
     allotment: float,
+    apart: bool = False,
 ) -> Samples:
     """Time ``call`` on all ranks of ``group``. Collective, blocking.
 
-    The first call is timed apart (cold buffers, connections). Calls are made back to back.
+    The first call is timed apart (cold buffers, connections). Calls are made back to back, unless
+    ``apart``.
 
     Args:
         call: what to time; itself collective over the group.
@@ -83,6 +85,8 @@ def measure(
         iterations: samples wanted; calls shorter than 60 us are timed several in a sample.
         warmup: calls before the samples.
         allotment: seconds that this may take; at least one sample is taken.
+        apart: each timed call begins when all ranks have ended the one before, so that what leaves
+            some ranks early, as a broadcast does, is timed whole; one call in a sample.
     """
     clock = time.perf_counter
     group.barrier()
@@ -100,13 +104,15 @@ def measure(
     if warm and usual * warm < _WARM_SECONDS:  # a few calls do not wake caches and clocks
         for _ in range(int(_WARM_SECONDS / max(usual, 1e-7))):
             call()
-    batch = max(1, int(_SAMPLE / max(usual, 1e-8)))
+    batch = 1 if apart else max(1, int(_SAMPLE / max(usual, 1e-8)))
     spent = first + warm * usual
     wanted = max(1, min(iterations, int((allotment - spent) / max(usual * batch, 1e-7))))
     samples = np.empty(wanted)
     group.barrier()
     if batch == 1:
         for index in range(wanted):
+            if apart:
+                group.barrier()
             start = clock()
             call()
             samples[index] = clock() - start

@@ -16,7 +16,7 @@ from rdmakit.report.files import FORMATS
 
 __all__ = ["DEVICES", "LAYERS", "Options"]
 
-LAYERS = ("memory", "intra", "inter", "allreduce")
+LAYERS = ("memory", "intra", "inter", "allreduce", "broadcast")
 ON_HOST = ("auto", *ALGORITHMS, "mpi")
 ON_GPU = ("registered", "staged", "nccl", "mpi")
 CHOICES = tuple(dict.fromkeys((*ON_HOST, *ON_GPU)))
@@ -145,7 +145,10 @@ class Options:
                     f"--algorithm {name!r}: with {'GPU' if device == 'gpu' else 'host'} arrays one "
                     f"of {', '.join(known)}"
                 )
-        return replace(self, device=device, end=end)
+        layers = self.layers
+        if device == "gpu" and layers == LAYERS:
+            layers = tuple(name for name in layers if name != "broadcast")  # of host arrays
+        return replace(self, device=device, end=end, layers=layers)
 
     def sizes(self) -> list[int]:
         """Return the byte counts, each a whole number of elements."""

@@ -20,7 +20,7 @@ __all__ = ["run"]
 
 _SETTLE = 0.3
 """Seconds before the first row: what was started beside the ranks takes their cores at first."""
-_SHARES = {"memory": 0.08, "intra": 0.27, "inter": 0.3, "allreduce": 0.35}
+_SHARES = {"memory": 0.07, "intra": 0.25, "inter": 0.28, "allreduce": 0.32, "broadcast": 0.08}
 """Of the time budget; what a layer leaves goes to those after it."""
 
 

@@ -133,14 +133,18 @@ class Session:
 
         return run
 
-    def timed(self, call: Callable[[], object]) -> Samples:
-        """Measure ``call`` on all ranks within the next share of the budget. Collective."""
+    def timed(self, call: Callable[[], object], *, apart: bool = False) -> Samples:
+        """Measure ``call`` on all ranks within the next share of the budget. Collective.
+
+        ``apart`` as :func:`rdmakit.bench.measure.measure` has it.
+        """
         return measure(
             call,
             self.group,
             iterations=self.options.iterations,
             warmup=self.options.warmup,
             allotment=self.group.first(self.budget.share()),
+            apart=apart,
         )
 
     def row(

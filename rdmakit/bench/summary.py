@@ -21,6 +21,7 @@ def summarize(rows: Sequence[Row]) -> list[str]:
         lines = gpu_summary(done)
     else:
         lines = [*_memory(done), *_intra(done), *_inter(done), *_allreduce(done)]
+        lines += _broadcast(done)
     wrong = sum(row.wrong or 0 for row in done)
     checked = sum(row.wrong is not None for row in done)
     skipped = sum(bool(row.skipped) for row in rows)
@@ -137,6 +138,23 @@ def _allreduce(rows: Sequence[Row]) -> list[str]:
         "of both one after the other"
     )
     return lines
+
+
+def _broadcast(rows: Sequence[Row]) -> list[str]:
+    """The curves: each way's times over the number of ranks."""
+    curves: dict[str, dict[int, Row]] = {}
+    for row in rows:
+        if row.layer == "broadcast":
+            curves.setdefault(row.algorithm, {})[row.ranks] = row
+    if not curves:
+        return []
+    counts = sorted({ranks for curve in curves.values() for ranks in curve})
+    size = format_size(next(iter(next(iter(curves.values())).values())).nbytes)
+    parts = []
+    for name, curve in curves.items():
+        times = [f"{time_of(curve[n]) / 1e3:.2f}" if n in curve else "-" for n in counts]
+        parts.append(f"{name} {' '.join(times)}")
+    return [f"broadcast: {size} to {' '.join(map(str, counts))} ranks in ms: {', '.join(parts)}"]
 
 
 def _against_mpi(rows: Sequence[Row], layer: str) -> str:

@@ -35,12 +35,14 @@ _GPU_TITLES = {
     "intra": "intra: inside each node, between GPUs",
     "inter": "inter: between nodes, over messages",
     "allreduce": "allreduce: the whole job",
+    "broadcast": "broadcast: over the number of ranks: a chain of pieces (ring), one sender (flat)",
 }
 _TITLES = {
     "memory": "memory: this host's own copy and add, all ranks of a node at once (the limit)",
     "intra": "intra: inside each node, over shared memory",
     "inter": "inter: between nodes, over messages",
     "allreduce": "allreduce: the whole job",
+    "broadcast": "broadcast: over the number of ranks: a chain of pieces (ring), one sender (flat)",
 }
 
 

@@ -37,7 +37,7 @@ def test_every_layer_on_two_virtual_nodes(family: str, tmp_path: Path) -> None:
     data = json.loads(out.read_text())
     rows = msgspec.convert(data["rows"], list[Row])
     assert data["schema"] == "rdmakit.bench/1"
-    assert {row.layer for row in rows} == {"memory", "intra", "inter", "allreduce"}
+    assert {row.layer for row in rows} == {"memory", "intra", "inter", "allreduce", "broadcast"}
     assert not [row for row in rows if row.wrong]
     checked = [row for row in rows if row.layer != "memory" and not row.skipped]
     assert len(checked) > 30
@@ -51,6 +51,13 @@ def test_every_layer_on_two_virtual_nodes(family: str, tmp_path: Path) -> None:
             # Two nodes: every rank sends its shard once there and once back, S/2 in all.
             assert row.time_us is not None
             assert row.wire_GBps == pytest.approx(row.algbw_GBps / 2, rel=0.02)  # type: ignore[operator]
+    chains = {
+        row.ranks: row for row in rows if row.layer == "broadcast" and row.algorithm == "ring"
+    }
+    assert sorted(chains) == [2, 3, 4]
+    assert {r: row.transport.partition("/")[0] for r, row in chains.items() if not row.skipped} == {
+        2: "shm", 3: "shm+tcp", 4: "shm+tcp",
+    }  # fmt: skip
     environment = data["environment"]
     assert environment["layout"] == "2x2"
     assert environment["ucx"]["version"]
@@ -68,6 +75,26 @@ def test_other_shapes(family: str, n: int, per_node: int) -> None:
     result = bench(n, *options, python=python_of(family))
     assert result.rc == 0, result.out
     assert " 0 wrong in" in result.out
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_both_broadcasts_can_be_forced(family: str, tmp_path: Path) -> None:
+    """One sender puts all copies on its link, the chain one."""
+    out = tmp_path / "bench.json"
+    options = ["--layer", "broadcast", "--algorithm", "ring", "--algorithm", "flat", "-e", "64K",
+               "-n", "2", "-w", "1", "--time-budget", "20", "--ranks-per-node", "1"]  # fmt: skip
+    result = bench(3, *options, "--output", str(out), python=python_of(family))
+    assert result.rc == 0, result.out
+    rows = msgspec.convert(json.loads(out.read_text())["rows"], list[Row])
+    assert [(row.ranks, row.algorithm) for row in rows] == [
+        (2, "ring"), (2, "flat"), (3, "ring"), (3, "flat"),
+    ]  # fmt: skip
+    for row in rows:
+        assert (row.nbytes, row.wrong, row.skipped) == (64 << 10, 0, "")
+        assert row.transport.startswith("tcp/")
+        copies = row.ranks - 1 if row.algorithm == "flat" else 1
+        assert row.wire_GBps == pytest.approx(copies * row.algbw_GBps, rel=0.02)  # type: ignore[operator]
+    assert "broadcast: 64K to 2 3 ranks in ms: ring " in result.out
 
 
 def test_without_ucx_the_mpi_channel_serves() -> None:

@@ -6,6 +6,7 @@ tests/parallel/programs/communicator.py has what the ranks do.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
 from collections.abc import Iterator, Mapping
@@ -43,8 +44,11 @@ def leftovers() -> set[str]:
     return found
 
 
-def run(family: str, n: int, mode: str, env: Mapping[str, str] | None = None) -> Result:
-    result = run_ranks(n, PROGRAM, [mode], env, timeout=60, python=python_of(family))
+def run(
+    family: str, n: int, mode: str, env: Mapping[str, str] | None = None, name: str = PROGRAM.name
+) -> Result:
+    program = PROGRAM.with_name(name)
+    result = run_ranks(n, program, [mode], env, timeout=60, python=python_of(family))
     assert result.rc == 0, result.out
     assert result.out.count("] end\n") == n, result.out
     assert not result.left
@@ -116,10 +120,35 @@ def test_left_open_at_exit(family: str, turn: int) -> None:
 
 def test_a_receive_that_nobody_sent_to(family: str) -> None:
     """Close raises on its rank; all have closed together, so none waits for another at exit."""
-    result = run(family, 2, "late_receive")
+    result = run(family, 2, "alone", name="late.py")
     (text,) = told(result, "late:")
     assert "receive from rank 1 (tag 9)" in text
     assert "rdmakit:" not in result.out
+
+
+def test_a_receive_on_a_part_that_nobody_sent_to(family: str) -> None:
+    """Inside its parent's close: the others do not wait for its rank there."""
+    result = run(family, 3, "in_parts", name="late.py")
+    (text,) = told(result, "late:")
+    assert re.search(r"tag 7.*receive from rank 1 \(tag 9\)", text), text  # the latest first
+    (text,) = told(result, "request:")
+    assert "receive from rank 1 (tag 9)" in text, text
+    assert "rdmakit:" not in result.out
+
+
+def test_a_part_with_such_a_receive_leaves_the_others_usable(family: str) -> None:
+    (text,) = told(run(family, 3, "in_a_part", name="late.py"), "late:")
+    assert "receive from rank 0 (tag 3)" in text
+
+
+@pytest.mark.parametrize("mode", ["before_mpi", "before_rdmakit_loads_it", "spawned"])
+def test_a_child_made_before_mpi_was_loaded_is_no_rank(family: str, mode: str) -> None:
+    """It has the launcher's variables of its parent, or its MPI, and must use neither."""
+    result = run(family, 2, mode, name="forked.py")
+    texts = told(result, "child:")
+    assert len(texts) == 2, result.out
+    what = "started by multiprocessing in rank" if mode == "spawned" else "forked from a rank"
+    assert all(f"this process was {what}" in text for text in texts), texts
 
 
 def test_a_forked_child_is_no_rank(family: str) -> None:

@@ -300,3 +300,8 @@ def test_perftest_runs_beside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     rows = bench([2], ["GPU-a", "GPU-b"], layers=("intra",))
     row = next(row for row in rows if row.algorithm == "ucx_perftest")
     assert row.skipped == "ucx_perftest client: status 3: cannot"
+
+
+def test_the_broadcasts_are_of_host_arrays() -> None:
+    (only,) = bench([2], ["GPU-a", "GPU-b"], layers=("broadcast",))
+    assert only.skipped == "GPU arrays have one way; the two are of host arrays"

@@ -382,19 +382,6 @@ def open_and_close() -> None:
             assert (x == SIZE * turn + SIZE * (SIZE - 1) // 2).all()
 
 
-def late_receive() -> None:
-    """A receive to which nobody sent: close names it after all have met, and none waits at exit."""
-    comm = Communicator(config=Config(timeout=8))
-    if RANK == 0:
-        comm.Irecv(np.empty(5), 1, 9)
-    try:
-        comm.close()
-    except TransferTimeout as exc:
-        say("late:", exc)
-    if RANK == 1:
-        time.sleep(1.5)  # ends later than the other, who must not wait for it, nor blame it
-
-
 def forked() -> None:
     """A forked child is no rank: it is told so, at once, and the ranks go on."""
     comm = Communicator()
