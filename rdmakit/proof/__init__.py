@@ -1,0 +1,1 @@
+"""Proof of the path that bytes take between two ranks."""
