@@ -16,14 +16,13 @@ import time
 from typing import Any
 
 import msgspec
-import numpy as np
 
 from rdmakit.drivers import ucx_loading
 from rdmakit.drivers.spawn import MARK
-from rdmakit.inter.tags import COMMUNICATORS, TagKind, pack
 from rdmakit.inter.ucx import UcxChannel
 from rdmakit.proof.evidence import ChildResult, Hello, Order
-from rdmakit.waiting import Waiter, settle, spins_for
+from rdmakit.proof.measure import PairEnd
+from rdmakit.waiting import Waiter, spins_for
 
 __all__ = ["main"]
 
@@ -51,39 +50,23 @@ def main() -> int:
         return 1
     mine, theirs = channel.address, bytes.fromhex(msgspec.json.decode(peer))
     channel.connect([theirs, mine] if order.role else [mine, theirs])
-    memory: Any
-    if device is None:
-        memory = np.full(order.nbytes, order.role, np.uint8)
-        handle = channel.wrap(memory)
-    else:
-        memory = device.DeviceMemory(order.nbytes, zero=True)
-        handle = channel.wrap_device(memory.address, order.nbytes)
     waiter = Waiter(order.role, socket.gethostname(), order.seconds, spins_for(2))
     waiter.check_peers = channel.check_peers
-    _move(channel, waiter, order, handle, _WARM)
+    end = PairEnd(
+        channel, channel, waiter, order.role, 1 - order.role, order.memory, order.nbytes, device
+    )
+    # Both ways, so that both ends print a table for this memory.
+    end.move(_WARM)
+    end.move(1, back=True)
     start = time.monotonic()
-    _move(channel, waiter, order, handle, order.messages)
+    end.move(order.messages)
     seconds = time.monotonic() - start
-    lanes = tuple(channel.transports(1 - order.role))
     dmabuf = channel.effective.get("CUDA_COPY_DMABUF", os.environ.get("UCX_CUDA_COPY_DMABUF", ""))
-    _say(ChildResult(seconds, order.messages, lanes, dmabuf))
+    _say(ChildResult(seconds, order.messages, end.lanes(), dmabuf))
     sys.stdin.readline()  # neither end closes while the other still needs it
+    end.close()
     channel.close()
     return 0
-
-
-def _move(channel: UcxChannel, waiter: Waiter, order: Order, handle: Any, messages: int) -> None:
-    """Send, or receive, one message after the other, and a word back."""
-    word = np.zeros(8, np.uint8)
-    peer, back = 1 - order.role, channel.wrap(word)
-    tag = pack(COMMUNICATORS - 1, TagKind.BENCH, 0, 0)
-    for _ in range(messages):
-        request = channel.recv(peer, handle, tag) if order.role else channel.send(peer, handle, tag)
-        waiter.until(request.done, (channel.progress,), lambda: "proof: message")
-    tag = pack(COMMUNICATORS - 1, TagKind.BENCH, 0, 1)
-    request = channel.send(peer, back, tag) if order.role else channel.recv(peer, back, tag)
-    waiter.until(request.done, (channel.progress,), lambda: "proof: word back")
-    settle(channel.flush, channel.progress)
 
 
 def _say(message: msgspec.Struct) -> None:

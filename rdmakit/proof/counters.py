@@ -20,6 +20,8 @@ LEAST = 0.95
 MOST = {"bytes": 1.4, "packets": 3.0}
 """Times the sent bytes that may be seen. Of small packets, and acknowledgements between, the
 count times MTU is more; TCP at MTU 1500 adds 5 % and acknowledgements go the other way."""
+EACH = {"bytes": 512, "packets": 4}
+"""What may be seen beyond that for each message: its control messages and their headers."""
 _NOTHING = 0.05
 _BUSY = 0.25
 """Share of the sent bytes that a pause may show before nothing can be concluded."""
@@ -64,6 +66,7 @@ def moved(
     seconds: float,
     pause: float,
     expected: int,
+    messages: int,
     rank: int,
     side: str,
 ) -> tuple[Moved, ...]:
@@ -74,6 +77,7 @@ def moved(
         seconds: between the first two.
         pause: between the last two; scaled where it is not as long.
         expected: bytes of the messages.
+        messages: how many.
         rank: who looked.
         side: ``sender`` or ``receiver``.
     """
@@ -85,7 +89,18 @@ def moved(
             None if r is None else (r.sent if side == "sender" else r.received) for r in present
         ]
         during, idle = difference(values[0], values[1]), difference(values[2], values[3])
-        found.append(_moved(first, during, idle, seconds, pause, expected, rank, side))
+        found.append(
+            _moved(
+                first,
+                during,
+                idle,
+                seconds / pause if pause > 0 else 0.0,
+                expected,
+                messages,
+                rank,
+                side,
+            )
+        )
     return tuple(found)
 
 
@@ -93,9 +108,9 @@ def _moved(
     port: PortReading,
     during: int | None,
     idle: int | None,
-    seconds: float,
-    pause: float,
+    scale: float,
     expected: int,
+    messages: int,
     rank: int,
     side: str,
 ) -> Moved:
@@ -104,14 +119,14 @@ def _moved(
         note = "the counter is missing, stuck at its end, or was reset"
     elif port.unit == "packets" and port.mtu <= 0:
         note = "packets of unknown size: the port's MTU cannot be told"
-    elif pause <= 0 or seconds < 0 or expected <= 0:
+    elif scale <= 0 or expected <= 0:
         note = "nothing to compare with"
     else:
         each = port.mtu if port.unit == "packets" else 1
-        resting = round(idle * seconds / pause)
+        resting = round(idle * scale)
         carried = (during - resting) * each
         others = resting * each > _OTHERS * expected
-        state = state_of(carried, expected, port.unit, resting * each)
+        state = state_of(carried, expected, port.unit, resting * each, messages, each)
         if others:
             share = 100 * resting * each / expected
             note = f"others' traffic: {share:.0f} % of the messages' bytes pass in a pause too"
@@ -132,15 +147,17 @@ def _moved(
     )
 
 
-def state_of(carried: int, expected: int, unit: str, resting: int = 0) -> str:
-    """Return what ``carried`` bytes mean where ``expected`` were sent."""
+def state_of(
+    carried: int, expected: int, unit: str, resting: int = 0, messages: int = 0, mtu: int = 1
+) -> str:
+    """Return what ``carried`` bytes mean where ``expected`` were sent in ``messages``."""
     if expected <= 0:
         return "unknown"
     if resting > _BUSY * expected:
         return "busy"
-    share = carried / expected
-    if share < _NOTHING:
+    if carried < _NOTHING * expected:
         return "nothing"
-    if share < LEAST:
+    if carried < LEAST * expected:
         return "too few"
-    return "agrees" if share <= MOST[unit] else "too many"
+    most = MOST[unit] * expected + messages * EACH[unit] * max(mtu, 1)
+    return "agrees" if carried <= most else "too many"

@@ -103,7 +103,8 @@ class Variant(msgspec.Struct, frozen=True, kw_only=True):
     setting: str = ""
     memory: str = "host"
     GBps: float | None = None
-    use: TableUse | None = None
+    uses: tuple[TableUse, ...] = ()
+    """Of the sender's and of the receiver's tables, as far as they were printed."""
     same_library: bool = True
     """Whether the children's UCX is the file that the ranks use."""
     dmabuf: str = ""
@@ -170,6 +171,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     """Of one message."""
     sent: int = 0
     """Bytes of all messages that the counters are held against."""
+    messages: int = 0
     seconds: float = 0.0
     inside: bool = False
     """Whether both ranks are in one node, where a window carries the bytes."""
