@@ -64,26 +64,20 @@ def parse_tables(text: str) -> tuple[Table, ...]:
     tables: list[Table] = []
     head: tuple[str, str] | None = None
     rows: list[Row] = []
-    for line in (*text.splitlines(), ""):
+    for line in text.splitlines():
         cells = _cells(line)
-        if len(cells) == 3 and head is not None:
-            row = _row(*cells)
-            if row is not None:
-                rows.append(row)
-            continue
-        if len(cells) == 2 or not cells:
-            ends = not _PREFIX.match(line) or "|" in line
-            if head is not None and (rows or ends) and ends:
-                _add(tables, head, rows)
-                head, rows = None, []
-            if len(cells) == 2:
-                head = (cells[0], cells[1])
+        if len(cells) == 2:
+            _add(tables, head, rows)
+            head, rows = (cells[0], cells[1]), []
+        elif len(cells) == 3 and head is not None and (row := _row(*cells)) is not None:
+            rows.append(row)
+    _add(tables, head, rows)
     return tuple(tables)
 
 
-def _add(tables: list[Table], head: tuple[str, str], rows: list[Row]) -> None:
-    found = re.match(r"(.*?)\s+(?:from|into)\s+(.+)$", head[1])
-    if not found or not rows:
+def _add(tables: list[Table], head: tuple[str, str] | None, rows: list[Row]) -> None:
+    found = re.match(r"(.*?)\s+(?:from|into)\s+(.+)$", head[1]) if head is not None else None
+    if head is None or found is None or not rows:
         return
     mine, _, other = re.sub(r"\s+(?:from|to)\s+", "\0", found[2]).partition("\0")
     tables.append(Table(head[0], found[1], _kind(mine), _kind(other), tuple(rows)))
