@@ -56,6 +56,8 @@ def judge(evidence: Evidence) -> Verdict:
     case = _Case(evidence)
     if evidence.problems:
         case.missing.extend(evidence.problems)
+    elif evidence.wrong is None:
+        case.missing.append("what arrived was not compared with what was sent")
     elif evidence.wrong:
         case.missing.append(f"{evidence.wrong} bytes did not arrive as they were sent")
     elif evidence.inside:
@@ -245,7 +247,9 @@ class _Case:
             return self.proven("host-staged", claim)
         uses = [use for use in self._uses() if use.memory == "cuda"]
         if {use.side for use in uses} != set(_SIDES):
-            self.missing.append("(a) no protocol table for GPU memory of both ends")
+            other = any(not v.same_library for v in self.evidence.variants)
+            why = ": the children found another UCX than the ranks have" if other else ""
+            self.missing.append(f"(a) no protocol table for GPU memory of both ends{why}")
             return self.unproven()
         copies = [use.side for use in uses if copies_host(use)]
         if copies:
