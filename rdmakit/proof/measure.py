@@ -177,14 +177,19 @@ class PairEnd:
 
 
 def watch(
-    tree: HostTree, move: Callable[[], None], ports: set[str], sent: int, role: int
+    tree: HostTree,
+    before: dict[str, PortReading],
+    move: Callable[[], None],
+    ports: set[str],
+    sent: int,
+    role: int,
 ) -> tuple[Looks, float]:
-    """Look at the ports before and after ``move``; return the looks and the seconds between.
+    """Look at the ports after ``move``; return both looks and the seconds between.
 
-    Waits a moment for counters that come late, if the ports that should have carried the bytes
-    have not counted them yet. Blocking.
+    ``before`` was seen before the peer could begin. Waits a moment for counters that come late,
+    if the ports that should have carried the bytes have not counted them yet. Blocking.
     """
-    before, start = read_ports(tree), time.monotonic()
+    start = time.monotonic()
     move()
     after, done = read_ports(tree), time.monotonic()
     while _behind(before, after, ports, sent, role) and time.monotonic() - done < _LATE:

@@ -288,12 +288,19 @@ class _Round:
             end, count = self.end, self.mine.messages
             names = {device for _, device in self.mine.lanes}
             looks, self.mine.seconds = measure.watch(
-                self.doors.tree, lambda: end.move(count), names, count * self.nbytes, self.role
+                self.doors.tree,
+                before,
+                lambda: end.move(count),
+                names,
+                count * self.nbytes,
+                self.role,
             )
             if self.role:
                 assert self.pair is not None
                 self.mine.wrong = end.memory.wrong(self.pair[0])
 
+        before = read_ports(self.doors.tree)
+        self.comm.bootstrap.barrier()  # nothing comes before the receiver has looked
         self._try(messages)
         start, before = time.monotonic(), read_ports(self.doors.tree)
         some = any(map(self._inside, self.pairs))
