@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from rdmakit.bench.options import Options
 from rdmakit.communicator import Communicator
 from rdmakit.proof import PathReport, describe, fulfils, paths, prove_path
 from rdmakit.proof.pairs import MOST_PAIRS
+from rdmakit.proof.prove import Doors
 
 __all__ = ["RunPath", "demand_of", "prove_run"]
 
@@ -49,7 +49,7 @@ def demand_of(options: Options, comm: Communicator) -> str:
 def prove_run(
     comm: Communicator,
     options: Options,
-    door: Any = None,
+    doors: Doors | None = None,
     prove: Callable[..., PathReport] = prove_path,
 ) -> RunPath:
     """Prove the path between nodes, as far as it is demanded or cheap. Collective, blocking.
@@ -59,7 +59,7 @@ def prove_run(
     Args:
         comm: the run's.
         options: placed on a device.
-        door: to CUDA, where it is a fake.
+        doors: to the machine, where these are fakes.
         prove: :func:`rdmakit.proof.prove_path`.
     """
     demand = demand_of(options, comm)
@@ -71,6 +71,6 @@ def prove_run(
     if not demand and "inter" not in options.layers:
         return RunPath(None, way, "")
     thorough = bool(demand) or (memory == "gpu" and not comm.why_staged)
-    more = {} if door is None else {"doors": door}
+    more = {} if doors is None else {"doors": doors}
     report = prove(comm, memory=memory, thorough=thorough, most=MOST_PAIRS if demand else 1, **more)
     return RunPath(report, way, fulfils(report, demand) if demand else "")

@@ -105,7 +105,7 @@ class Child:
 
     def hello(self) -> Hello:
         """Return its first word. Blocking."""
-        return _typed(self._process.hear(_START), Hello)
+        return _typed(self._process.hear(max(_START, self._order.seconds)), Hello)
 
     def run(self, address: str) -> ChildResult:
         """Let it exchange messages with the peer. Blocking."""

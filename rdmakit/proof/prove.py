@@ -49,7 +49,7 @@ DEFAULT_BYTES = 4 << 20
 LEAST_BYTES = 4 << 10
 """Smaller messages are mostly headers, which no counter tells from others' traffic."""
 _CHILD_SECONDS = 20.0
-"""Longest time for the messages of a pair of children."""
+"""Time for the messages of a pair of children, and at least for one wait's limit."""
 _START_SECONDS = 60.0
 """What starting and ending children may add."""
 _CHILD_MESSAGES = 8
@@ -123,7 +123,9 @@ def prove_path(
     broken = ""
     for these in rounds([(a, b) for a, b in pairs], stacks):
         settings = variants_for(memory, bool(comm.why_staged)) if thorough and not broken else ()
-        limit = 4 * comm.config.timeout + len(settings) * (_CHILD_SECONDS + _START_SECONDS)
+        limit = 4 * comm.config.timeout + len(settings) * (
+            2 * max(_CHILD_SECONDS, comm.config.timeout) + _START_SECONDS
+        )
         with current.during("proof of path", nbytes=nbytes, timeout=limit):
             work = _Round(comm, doors, these, stacks, nbytes, memory, broken)
             found = work.run(settings)
@@ -205,7 +207,7 @@ class _Round:
             return
         try:
             step()
-        except (TransportError, SetupError, CudaError, MemoryError) as exc:
+        except (TransportError, SetupError, CudaError, UnsupportedError, MemoryError) as exc:
             self.mine.problem = f"rank {self.comm.rank}: {type(exc).__name__}: {exc}"
 
     # -- the steps ----------------------------------------------------------------------------
@@ -369,7 +371,7 @@ class _Round:
             ordinal=int(self.doors.cuda.current_device()) if gpu else -1,
             nbytes=self.nbytes,
             messages=_CHILD_MESSAGES,
-            seconds=_CHILD_SECONDS,
+            seconds=max(_CHILD_SECONDS, comm.config.timeout),
         )
 
     # -- the result ---------------------------------------------------------------------------
