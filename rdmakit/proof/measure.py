@@ -161,11 +161,16 @@ class PairEnd:
         settle(self._host.flush, self.channel.progress)
 
     def _wait(self, request: Request) -> None:
-        self._waiter.until(
-            request.done,
-            (self.channel.progress,),
-            lambda: f"proof of path: messages with rank {self.peer}",
-        )
+        try:
+            self._waiter.until(
+                request.done,
+                (self.channel.progress,),
+                lambda: f"proof of path: messages with rank {self.peer}",
+            )
+        except BaseException:
+            # A late peer may still write the memory.
+            self.channel.abandon([request], (self.memory, self._word))
+            raise
 
     def lanes(self) -> tuple[tuple[str, str], ...]:
         """Return the lanes to the peer; after a first message."""

@@ -96,13 +96,16 @@ def prove_path(
         doors: to the machine.
 
     Returns:
-        Verdicts and evidence, equal on all ranks.
+        Verdicts and evidence, equal on all ranks. A transfer that fails is evidence too: then
+        the pairs after it are not tried, and the communicator cannot be used any more.
 
     Raises:
         InvalidArgument: an argument cannot be; CollectiveMismatch: they differ between ranks.
         UnsupportedError: GPU memory, and a rank has no GPU that can be used; on all ranks.
+        CommunicatorClosed: it was closed, or failed before.
     """
     doors = doors or Doors()
+    comm.Barrier()  # what was called before becomes complete
     wanted = None if pairs is None else [list(pair) for pair in pairs]
     _check(comm, wanted, nbytes, memory)
     same = msgspec.json.encode([wanted, nbytes, memory, thorough, inside, most])
@@ -130,8 +133,10 @@ def prove_path(
             work = _Round(comm, doors, these, stacks, nbytes, memory, broken)
             found = work.run(settings)
         proofs += found
-        broken = broken or next((text for p in found for text in p.evidence.problems), "")
+        broken = broken or work.lost
     place = {tuple(pair): index for index, pair in enumerate(pairs)}
+    if broken:
+        comm.forbid(f"proof of path: {broken}")
     proofs.sort(key=lambda proof: place[proof.first, proof.second])
     return PathReport(memory=memory, nbytes=nbytes, pairs=tuple(proofs), sample=sample)
 
@@ -152,6 +157,8 @@ class _Part(msgspec.Struct):
     """What one rank of a pair found."""
 
     problem: str = ""
+    lost: bool = False
+    """Whether the problem is one of the channel, which cannot be used any more."""
     lanes: tuple[Lane, ...] = ()
     seconds: float = 0.0
     messages: int = 0
@@ -186,6 +193,8 @@ class _Round:
         self.end: PairEnd | None = None
         self.window: WindowEnd | None = None
         self._staged: StagedChannel | None = None
+        self.lost = ""
+        """Why the channel cannot be used any more; equal on all ranks after :meth:`run`."""
 
     # -- what is shared -----------------------------------------------------------------------
 
@@ -209,6 +218,7 @@ class _Round:
             step()
         except (TransportError, SetupError, CudaError, UnsupportedError, MemoryError) as exc:
             self.mine.problem = f"rank {self.comm.rank}: {type(exc).__name__}: {exc}"
+            self.mine.lost = isinstance(exc, TransportError)
 
     # -- the steps ----------------------------------------------------------------------------
 
@@ -235,6 +245,7 @@ class _Round:
             if self._staged is not None and not self.mine.problem:
                 self._staged.close()
         found = [msgspec.json.decode(text, type=_Part) for text in told]
+        self.lost = next((part.problem for part in found if part.lost), "")
         return [self._proof(pair, found[pair[0]], found[pair[1]]) for pair in self.pairs]
 
     def _agree(self) -> list[_Part]:

@@ -11,7 +11,13 @@ import pytest
 
 from rdmakit.communicator import Communicator
 from rdmakit.drivers.host import HostTree
-from rdmakit.errors import CollectiveMismatch, InvalidArgument, SetupError, UnsupportedError
+from rdmakit.errors import (
+    CollectiveMismatch,
+    CommunicatorClosed,
+    InvalidArgument,
+    SetupError,
+    UnsupportedError,
+)
 from rdmakit.memory import MemoryChannel
 from rdmakit.proof import PathReport, prove_path
 from rdmakit.proof.children import Setting, child_environment, variants_for
@@ -171,14 +177,17 @@ def test_a_failure_is_evidence_and_the_rest_is_not_tried(tmp_path: Path) -> None
         comm.channel = NoRoom(comm.channel, machines[comm.rank], "tcp")  # type: ignore[arg-type]
         comm.waiter.timeout = 0.3
         doors = Doors(tree=machines[comm.rank].tree, sleep=lambda _: None)
-        return prove_path(comm, [(0, 1), (0, 2)], nbytes=NBYTES, thorough=False, doors=doors)
+        report = prove_path(comm, [(0, 1), (0, 2)], nbytes=NBYTES, thorough=False, doors=doors)
+        with pytest.raises(CommunicatorClosed, match="proof of path: rank 1: TransferTimeout"):
+            comm.Barrier()
+        return report
 
     reports = with_comm([1, 1, 1], body)
     assert reports[0] == reports[1] == reports[2]
     first, second = reports[0].pairs
     assert first.verdict.path == second.verdict.path == "unproven"
     assert "rank 0: SetupError: cut" in first.evidence.problems
-    assert second.evidence.problems[0].startswith("not tried after: rank 0: SetupError: cut")
+    assert second.evidence.problems[0].startswith("not tried after: rank 1: TransferTimeout")
 
 
 # -- children ---------------------------------------------------------------------------------
