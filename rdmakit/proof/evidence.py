@@ -201,7 +201,9 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     carrier: str = ""
     """With ``host-staged`` between nodes: ``rdma`` or ``tcp``."""
     reasons: tuple[str, ...] = ()
-    """What it rests on; of ``unproven``: what is missing."""
+    """What speaks for it; of ``unproven``: what there is all the same."""
+    missing: tuple[str, ...] = ()
+    """Of ``unproven``: what a proof lacks."""
     disagreements: tuple[str, ...] = ()
     """Evidence that contradicts other evidence."""
 

@@ -77,7 +77,8 @@ class _Case:
     def unproven(self) -> Verdict:
         return Verdict(
             path=UNPROVEN,
-            reasons=(*self.missing, *(f"but {text}" for text in self.reasons)),
+            reasons=tuple(self.reasons),
+            missing=tuple(self.missing),
             disagreements=tuple(self.against),
         )
 

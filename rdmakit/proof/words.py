@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from rdmakit.config import format_size
 from rdmakit.errors import InvalidArgument
-from rdmakit.proof.evidence import UNPROVEN, PairProof, PathReport, Verdict
+from rdmakit.proof.evidence import PairProof, PathReport, Verdict
 
 __all__ = ["REQUIREMENTS", "describe", "fulfils", "paths"]
 
@@ -83,8 +83,9 @@ def _reasons(proof: PairProof) -> Iterator[str]:
     verdict = proof.verdict
     for text in verdict.disagreements:
         yield f"disagrees: {text}"
-    for text in verdict.reasons:
-        yield f"missing: {text}" if _is_gap(verdict, text) else text.removeprefix("but ")
+    for text in verdict.missing:
+        yield f"missing: {text}"
+    yield from verdict.reasons
     for variant in proof.evidence.variants:
         if variant.problem:
             yield f"(a)(c) {variant.name}: no result: {variant.problem}"
@@ -94,7 +95,3 @@ def _reasons(proof: PairProof) -> Iterator[str]:
     others = [m for m in proof.evidence.counters if m.others]
     for one in others[:4]:
         yield f"(b) {one.port} at the {one.side}: {one.note}"
-
-
-def _is_gap(verdict: Verdict, text: str) -> bool:
-    return verdict.path == UNPROVEN and not text.startswith("but ")

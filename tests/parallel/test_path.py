@@ -34,7 +34,7 @@ def test_virtual_nodes(family: str) -> None:
     assert between.verdict.path == "unproven"
     assert between.evidence.one_stack
     assert between.evidence.wrong == 0
-    assert "virtual nodes of one host" in " ".join(between.verdict.reasons)
+    assert "virtual nodes of one host" in " ".join(between.verdict.missing)
     (variant,) = between.evidence.variants
     assert variant.problem == ""
     assert variant.same_library
@@ -88,4 +88,4 @@ def test_without_ucx() -> None:
     assert result.rc == 0, result.out
     (proof,) = report_in(result.out).pairs
     assert proof.verdict.path == "unproven"
-    assert "(a) the messages go through MPI, which does not tell its lanes" in proof.verdict.reasons
+    assert "(a) the messages go through MPI, which does not tell its lanes" in proof.verdict.missing

@@ -129,7 +129,7 @@ def test_counters_of_both_ends_must_agree(lane: Lane, side: str, state: str) -> 
     )
     verdict = judge(between(lane, counters=counters))
     assert verdict.path == UNPROVEN
-    assert any(text.startswith(f"(b) {side}") for text in verdict.reasons)
+    assert any(text.startswith(f"(b) {side}") for text in verdict.missing)
 
 
 def test_bytes_that_went_elsewhere() -> None:
@@ -146,9 +146,9 @@ def test_one_host() -> None:
     turned = (*ports("eth0", state="nothing"), *ports("lo"))
     verdict = judge(between(TCP, counters=turned, one_stack=True, virtual=True))
     assert (verdict.path, verdict.disagreements) == (UNPROVEN, ())
-    assert "virtual nodes of one host: bytes need not leave it" in verdict.reasons
+    assert "virtual nodes of one host: bytes need not leave it" in verdict.missing
     lo = between(("tcp", "lo"), one_stack=True)
-    assert "(b) loopback" in " ".join(judge(lo).reasons)
+    assert "(b) loopback" in " ".join(judge(lo).missing)
     assert path(changed(lo, one_stack=False)) == UNPROVEN
     # Two cards of one host with a cable between them do count; one card may turn them round.
     assert path(between(RXE, one_stack=True)) == UNPROVEN
@@ -177,7 +177,7 @@ def test_wrong_or_unfinished() -> None:
     assert path(between(TCP, wrong=7)) == UNPROVEN
     assert path(between(TCP, wrong=None)) == UNPROVEN
     verdict = judge(between(TCP, problems=("rank 1: TransferTimeout: no word",)))
-    assert verdict.reasons == ("rank 1: TransferTimeout: no word",)
+    assert verdict.missing == ("rank 1: TransferTimeout: no word",)
 
 
 # -- GPU memory -------------------------------------------------------------------------------
@@ -310,7 +310,11 @@ def evidence(draw: Any) -> Evidence:
 def test_what_every_verdict_rests_on(found: Evidence) -> None:
     verdict = judge(found)
     assert verdict.path in (*PATHS, UNPROVEN)
-    assert verdict.reasons
+    assert (
+        (verdict.missing or verdict.disagreements)
+        if verdict.path == UNPROVEN
+        else (verdict.reasons and not verdict.missing)
+    )
     assert judge(msgspec.json.decode(msgspec.json.encode(found), type=Evidence)) == verdict
     if verdict.path == UNPROVEN:
         return

@@ -125,7 +125,7 @@ def test_inside_a_node_needs_shared_memory(tmp_path: Path) -> None:
     assert proof.evidence.inside
     assert proof.verdict.path == "unproven"
     assert proof.evidence.wrong == 0
-    assert "memory window" in " ".join(proof.verdict.reasons)
+    assert "memory window" in " ".join(proof.verdict.missing)
 
 
 def test_given_pairs_keep_their_order(tmp_path: Path) -> None:
