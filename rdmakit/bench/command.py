@@ -67,7 +67,7 @@ def run_bench(options: Options, config: Config) -> int:
         gpus = find_gpus(comm, doors)
     facts = environment(comm)  # after it: the GPUs' notes are known
     facts |= {"device": options.device, "device_reason": choice.reason}
-    path = prove_run(comm, options)
+    path = prove_run(comm, options, gpus.doors.cuda if gpus else None)
     facts["path"] = None if path.report is None else msgspec.to_builtins(path.report)
     facts["gpus"] = [msgspec.to_builtins(gpu) for gpu in gpus.ranks] if gpus else []
     table = LiveTable(quiet=options.quiet, gpu=gpus is not None) if first else None

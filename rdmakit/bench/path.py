@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from rdmakit.bench.options import Options
 from rdmakit.communicator import Communicator
@@ -49,7 +50,7 @@ def demand_of(options: Options, comm: Communicator) -> str:
 def prove_run(
     comm: Communicator,
     options: Options,
-    doors: Doors | None = None,
+    cuda: Any = None,
     prove: Callable[..., PathReport] = prove_path,
 ) -> RunPath:
     """Prove the path between nodes, as far as it is demanded or cheap. Collective, blocking.
@@ -59,7 +60,7 @@ def prove_run(
     Args:
         comm: the run's.
         options: placed on a device.
-        doors: to the machine, where these are fakes.
+        cuda: the door to CUDA, with GPU arrays.
         prove: :func:`rdmakit.proof.prove_path`.
     """
     demand = demand_of(options, comm)
@@ -71,6 +72,6 @@ def prove_run(
     if not demand and "inter" not in options.layers:
         return RunPath(None, way, "")
     thorough = bool(demand) or (memory == "gpu" and not comm.why_staged)
-    more = {} if doors is None else {"doors": doors}
+    more = {} if cuda is None else {"doors": Doors(cuda=cuda)}
     report = prove(comm, memory=memory, thorough=thorough, most=MOST_PAIRS if demand else 1, **more)
     return RunPath(report, way, fulfils(report, demand) if demand else "")
