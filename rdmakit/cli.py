@@ -1,6 +1,7 @@
 """The command line: parses, calls, prints on rank 0, returns the exit status.
 
-Exit status: 0; 1 where a value was wrong or the run failed; 2 for bad usage or set-up.
+Exit status: 0; 1 where a value was wrong, a proof is missing or the run failed; 2 for bad usage or
+set-up.
 """
 
 from __future__ import annotations
@@ -89,7 +90,13 @@ def cli() -> None:
     "--gpu-direct",
     metavar="WAY",
     help="Messages of GPU memory by UCX on device pointers: on, off (through pinned host memory), "
-    "auto. [default: auto, or RDMAKIT_GPU_DIRECT]",
+    "auto. On asks for a proof as --require gdr. [default: auto, or RDMAKIT_GPU_DIRECT]",
+)
+@click.option(
+    "--require",
+    metavar="WHAT",
+    help="Fail with status 1 unless it is proven that bytes go between nodes by rdma, or by gdr: "
+    "RDMA that reads and writes GPU memory.",
 )
 @click.option(
     "--ranks-per-node",

@@ -237,6 +237,16 @@ class Communicator(Collectives, PointToPoint, Splits):
     def notes(self) -> tuple[str, ...]:  # noqa: D102
         return (*self._job.notes, *self._gpus.notes)
 
+    @property
+    def why_staged(self) -> str:
+        """Why messages of GPU memory go through pinned host memory; empty: UCX takes them."""
+        return self._job.why_staged
+
+    @property
+    def channel_ranks(self) -> tuple[int, ...]:
+        """Number on the channel of each rank."""
+        return self._parts.channel_ranks
+
     def _host_calls(self) -> tuple[HostCall, HostCall | None]:
         return self._on_host, self.rail._on_host
 

@@ -13,6 +13,7 @@ from rdmakit.bench.devices import Choice, choose_device
 from rdmakit.bench.environment import environment, host_key
 from rdmakit.bench.gpus import Doors, GpuSide, find_gpus, warm_up
 from rdmakit.bench.options import Options
+from rdmakit.bench.path import prove_run
 from rdmakit.bench.runner import run
 from rdmakit.bench.summary import summarize
 from rdmakit.bootstrap import MpiBootstrap
@@ -66,12 +67,24 @@ def run_bench(options: Options, config: Config) -> int:
         gpus = find_gpus(comm, doors)
     facts = environment(comm)  # after it: the GPUs' notes are known
     facts |= {"device": options.device, "device_reason": choice.reason}
+    path = prove_run(comm, options, gpus.doors.cuda if gpus else None)
+    facts["path"] = None if path.report is None else msgspec.to_builtins(path.report)
     facts["gpus"] = [msgspec.to_builtins(gpu) for gpu in gpus.ranks] if gpus else []
     table = LiveTable(quiet=options.quiet, gpu=gpus is not None) if first else None
     file = ResultFile(options.output) if first and options.output else None
     if table is not None and not options.quiet:
         for line in _heading(comm, facts, gpus):
             table.text(line)
+        for line in [] if path.problem else path.lines(always=bool(options.require)):
+            table.text(line)
+    if path.problem:
+        if table is not None:
+            for line in path.lines(always=True):
+                table.text(line)
+        if file is not None:
+            file.update(Result(environment=facts, rows=[], summary=[path.problem]), final=True)
+        comm.close()
+        return 1
 
     def on_row(row: Row) -> None:
         rows.append(row)
@@ -96,7 +109,7 @@ def run_bench(options: Options, config: Config) -> int:
 
     try:
         on_case = table.working if table is not None else lambda _: None
-        run(comm, options, on_row, on_case, gpus)
+        run(comm, options, on_row, on_case, gpus, path)
     except KeyboardInterrupt:
         close(interrupted=True)
         if not first:

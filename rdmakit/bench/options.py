@@ -12,6 +12,7 @@ from rdmakit.config import format_size, parse_size
 from rdmakit.datatypes import ITEMSIZES, check_reduction, dtype_of, op_of
 from rdmakit.errors import InvalidArgument
 from rdmakit.plan.planner import ALGORITHMS
+from rdmakit.proof.words import REQUIREMENTS
 from rdmakit.report.files import FORMATS
 
 __all__ = ["DEVICES", "LAYERS", "Options"]
@@ -49,6 +50,8 @@ class Options:
     """cpu, gpu, or auto before the ranks have agreed."""
     gpu_map: tuple[str, ...] = ()
     """GPU of each local rank of a host, in turn; empty: chosen."""
+    require: str = ""
+    """What must be proven of the path between nodes: rdma, gdr, or nothing."""
     end_given: bool = False
     """Whether somebody asked for the largest size."""
 
@@ -71,6 +74,7 @@ class Options:
         quiet: bool,
         device: str = "cpu",
         gpu_map: str | None = None,
+        require: str | None = None,
     ) -> Options:
         """Check what the command line gave.
 
@@ -108,6 +112,10 @@ class Options:
             raise InvalidArgument(f"--device {device!r}: one of {', '.join(DEVICES)}")
         if gpu_map is not None and device == "cpu":
             raise InvalidArgument("--gpu-map names GPUs, but --device cpu takes none")
+        if require is not None and require not in REQUIREMENTS:
+            raise InvalidArgument(f"--require {require!r}: one of {', '.join(REQUIREMENTS)}")
+        if require == "gdr" and device == "cpu":
+            raise InvalidArgument("--require gdr asks for GPU arrays, but --device cpu takes none")
         path = Path(output) if output else None
         if path is not None and path.suffix not in FORMATS:
             raise InvalidArgument(f"--output {path}: name ends in {', '.join(FORMATS)}")
@@ -127,6 +135,7 @@ class Options:
             quiet=quiet,
             device=device,
             gpu_map=() if gpu_map is None else parse_map(gpu_map),
+            require=require or "",
             end_given=end is not None,
         )
 

@@ -11,6 +11,7 @@ from rdmakit.bench.cases import all_cases
 from rdmakit.bench.gpus import GpuSide
 from rdmakit.bench.measure import Group
 from rdmakit.bench.options import Options
+from rdmakit.bench.path import RunPath
 from rdmakit.bench.session import Case, Session
 from rdmakit.communicator import Communicator
 from rdmakit.process.phase import current
@@ -30,6 +31,7 @@ def run(
     on_row: Callable[[Row], None],
     on_case: Callable[[str], None] = lambda _: None,
     gpus: GpuSide | None = None,
+    path: RunPath | None = None,
 ) -> None:
     """Run the benchmark. Collective, blocking; ``on_row`` is called on every rank.
 
@@ -39,12 +41,13 @@ def run(
         on_row: takes each row.
         on_case: is told what comes next.
         gpus: the job's GPUs, where the device is the GPU.
+        path: what was proven of the path between nodes.
 
     Raises:
         TransportError: a transfer failed; rows before it were handed over.
     """
     group = Group(comm.bootstrap)
-    session = Session(comm, options, Budget(0.0, ()), group, gpus)
+    session = Session(comm, options, Budget(0.0, ()), group, gpus, path)
     by_layer = {name: list(cases) for name, cases in groupby(all_cases(session), _layer)}
     time.sleep(_SETTLE)
     start, seconds = time.monotonic(), options.time_budget

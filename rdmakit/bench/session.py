@@ -13,6 +13,7 @@ from rdmakit.bench.budget import Budget
 from rdmakit.bench.gpus import GpuSide
 from rdmakit.bench.measure import Group, Samples, measure
 from rdmakit.bench.options import Options
+from rdmakit.bench.path import RunPath
 from rdmakit.bench.statistics import bus_factor, rate, times_of
 from rdmakit.communicator import Communicator
 from rdmakit.datatypes import ReduceOp, dtype_of, op_of
@@ -65,6 +66,8 @@ class Session:
     group: Group
     gpus: GpuSide | None = None
     """With GPU arrays: the job's GPUs."""
+    path: RunPath | None = None
+    """What was proven of the path between nodes."""
     dtype: np.dtype[Any] = field(init=False)
     op: ReduceOp = field(init=False)
 
@@ -198,6 +201,7 @@ class Session:
             case=case.name,
             algorithm=case.algorithm,
             transport=transport,
+            path="" if skipped or self.path is None else self.path.of(case.layer, case.algorithm),
             nbytes=case.nbytes,
             count=case.nbytes // self.dtype.itemsize,
             dtype=self.dtype.name,

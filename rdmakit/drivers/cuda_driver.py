@@ -24,6 +24,7 @@ __all__ = [
     "Uuid",
     "call",
     "device_attribute",
+    "dmabuf_of",
     "failed",
     "is_capturing",
     "library",
@@ -72,6 +73,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cuMemHostUnregister": (_P,),
     "cuMemGetInfo_v2": (POINTER(c_size_t), POINTER(c_size_t)),
     "cuMemGetAddressRange_v2": (POINTER(_ADDR), POINTER(c_size_t), _ADDR),
+    "cuMemGetHandleForAddressRange": (_P, _ADDR, c_size_t, c_int, ctypes.c_ulonglong),
     "cuMemcpy": (_ADDR, _ADDR, c_size_t),
     "cuMemcpyAsync": (_ADDR, _ADDR, c_size_t, _P),
     "cuMemsetD8_v2": (_ADDR, ctypes.c_ubyte, c_size_t),
@@ -141,6 +143,25 @@ def device_attribute(device: int, attribute: int) -> int:
     if library().cuDeviceGetAttribute(byref(value), attribute, device):
         return 0
     return value.value
+
+
+_DMA_BUF_FD = 1
+_PAGE = 4096
+
+
+def dmabuf_of(address: int, nbytes: int) -> tuple[int, int, int]:
+    """Return (file descriptor, start, bytes) of a dma-buf over GPU memory; the caller closes it.
+
+    Start and bytes are whole pages about what was asked for.
+
+    Raises:
+        CudaError: this driver, its kernel module or the memory's kind has none.
+    """
+    start = address // _PAGE * _PAGE
+    whole = -(-(address + nbytes - start) // _PAGE) * _PAGE
+    fd = c_int(-1)
+    call("cuMemGetHandleForAddressRange", byref(fd), start, whole, _DMA_BUF_FD, 0)
+    return fd.value, start, whole
 
 
 _POINTER_ATTRIBUTES: dict[str, tuple[int, Any]] = {

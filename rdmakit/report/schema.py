@@ -30,6 +30,9 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     transport: str = ""
     """As read back from what carried the bytes: ``shm``, ``tcp/eth0``, ``rc_mlx5/mlx5_0:1``,
     ``cuda_ipc/NVLink``, ``host-staged``; several joined by ``+``."""
+    path: str = ""
+    """Layer inter: the verdict on the path between nodes (see ``rdmakit.proof``): ``tcp``,
+    ``rdma-host``, ``gdr-dmabuf``, ..., ``unproven``; empty where it was not looked at."""
     nbytes: int
     """Bytes of the whole vector, or of one message."""
     count: int

@@ -46,6 +46,9 @@ def test_every_layer_on_two_virtual_nodes(family: str, tmp_path: Path) -> None:
     assert names == {"auto", "hierarchical", "ring", "mpi"}
     lanes = {row.transport for row in rows if row.layer == "inter" and not row.skipped}
     assert all(lane.startswith("tcp/") for lane in lanes), lanes
+    # On one host nothing shows that bytes went by a network.
+    assert {row.path for row in rows if row.layer == "inter" and not row.skipped} == {"unproven"}
+    assert data["environment"]["path"]["pairs"][0]["verdict"]["missing"]
     for row in rows:
         if row.layer == "allreduce" and row.algorithm == "hierarchical" and row.nbytes > 1024:
             # Two nodes: every rank sends its shard once there and once back, S/2 in all.
