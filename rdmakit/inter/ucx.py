@@ -236,7 +236,8 @@ class UcxChannel:
             missing = [p for p, r in zip(peers, requests, strict=False) if not r.done()]
             return f"no word through UCX from rank(s) {missing or list(peers)}"
 
-        limit = min(_GREET_SECONDS, waiter.timeout / 3)
+        # A user who gives waits more time, as on an overloaded machine, means this one too.
+        limit = max(min(_GREET_SECONDS, waiter.timeout / 3), waiter.timeout / 6)
         try:
             requests += [self.recv(p, self.wrap(into[i]), tag) for i, p in enumerate(peers)]
             requests += [self.send(peer, self.wrap(out), tag) for peer in peers]
