@@ -95,10 +95,8 @@ class Machines:
         return json.loads((self._folder / name).read_text())
 
 
-@pytest.fixture(scope="session")
-def machines(tmp_path_factory: pytest.TempPathFactory) -> Machines:
-    """The outcomes of all declared steps; skips where the machines cannot be had."""
-    python_of("openmpi")
+def prepared() -> None:
+    """Have ready what the machines need, or skip the test saying what cannot be had."""
     done = subprocess.run(
         [str(TOOL), "prepare"], stdin=subprocess.DEVNULL, capture_output=True, text=True,
         timeout=PREPARE_SECONDS, check=False,
@@ -106,4 +104,11 @@ def machines(tmp_path_factory: pytest.TempPathFactory) -> Machines:
     if done.returncode == CANNOT:
         pytest.skip(f"no emulated RDMA machines here: {done.stderr.strip().splitlines()[-1]}")
     assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture(scope="session")
+def machines(tmp_path_factory: pytest.TempPathFactory) -> Machines:
+    """The outcomes of all declared steps; skips where the machines cannot be had."""
+    python_of("openmpi")
+    prepared()
     return Machines(tmp_path_factory.mktemp("rdma"))
