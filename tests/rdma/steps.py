@@ -65,7 +65,7 @@ class Step:
     ranks: int = 1
     """Ranks on each machine, by mpirun; 0: the command itself, on node0."""
     env: Mapping[str, str] = field(default_factory=dict)
-    seconds: float = 240.0
+    seconds: float = 300.0
     """Limit; then the command and its children are killed and the next step is run."""
     before: tuple[tuple[int, str], ...] = ()
     """(machine, shell commands); the step is not run if one fails."""
