@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 
 from rdmakit.errors import TransferTimeout
 
-__all__ = ["Waiter", "rest", "settle", "spins_for"]
+__all__ = ["Waiter", "greet_seconds", "rest", "settle", "spins_for"]
 
 _CHECK_EVERY = 64
 """Idle rounds between two looks at the clock."""
@@ -24,6 +24,16 @@ _NAP_AFTER = 0.02
 """Idle seconds after which the wait sleeps between polls."""
 _NAP = 1e-4
 _SETTLE = 0.005
+_GREET_SECONDS = 10.0
+
+
+def greet_seconds(timeout: float) -> float:
+    """Return how long a new peer's first word is waited for, where a wait may take ``timeout``.
+
+    Both in seconds. Less than a wait, since where no word comes through other ways are tried; but
+    a user who gives waits more time, as on an overloaded machine, means this one too.
+    """
+    return max(min(_GREET_SECONDS, timeout / 3), timeout / 6)
 
 
 def spins_for(ranks_on_host: int) -> int:

@@ -35,14 +35,13 @@ from rdmakit.inter.tags import (
     with_source,
 )
 from rdmakit.protocols import Arrived, Bootstrap, Bytes, Request
-from rdmakit.waiting import Waiter, settle
+from rdmakit.waiting import Waiter, greet_seconds, settle
 
 __all__ = ["UcxChannel", "context_config", "offered_devices"]
 
 _QUARANTINE: list[object] = []
 """Requests and memory of transfers that were given up."""
 
-_GREET_SECONDS = 10.0
 _LOCAL_TRANSPORTS = ("posix", "sysv", "cma", "xpmem", "knem")
 
 
@@ -236,7 +235,7 @@ class UcxChannel:
             missing = [p for p, r in zip(peers, requests, strict=False) if not r.done()]
             return f"no word through UCX from rank(s) {missing or list(peers)}"
 
-        limit = min(_GREET_SECONDS, waiter.timeout / 3)
+        limit = greet_seconds(waiter.timeout)
         try:
             requests += [self.recv(p, self.wrap(into[i]), tag) for i, p in enumerate(peers)]
             requests += [self.send(peer, self.wrap(out), tag) for peer in peers]

@@ -418,6 +418,31 @@ def virtual_machine(root: Path) -> Fake:
     return m
 
 
+def soft_roce(root: Path) -> Fake:
+    """A guest whose RDMA device is software: below devices/virtual, with no ``device`` link."""
+    m = Fake(root)
+    m.base("soft", virtual=True)
+    m.cpus(["0"])
+    base = "/sys/devices/virtual/infiniband/rxe0"
+    m.link("/sys/class/infiniband/rxe0", base)
+    for name, text in {"node_type": "1: CA", "fw_ver": "", "parent": "eth1"}.items():
+        m.write(f"{base}/{name}", text + "\n")
+    m.write(f"{base}/node_guid", "5054:00ff:fe99:0101\n")
+    port = {"state": "4: ACTIVE", "phys_state": "5: LinkUp", "link_layer": "Ethernet"}
+    for name, text in (port | {"lid": "0x0", "rate": "2.5 Gb/sec (1X SDR)"}).items():
+        m.write(f"{base}/ports/1/{name}", text + "\n")
+    gids = ("fe80:0000:0000:0000:5054:00ff:fe99:0101", "0000:0000:0000:0000:0000:ffff:0a63:0102")
+    for index, gid in enumerate(gids):
+        m.write(f"{base}/ports/1/gids/{index}", gid + "\n")
+        m.write(f"{base}/ports/1/gid_attrs/types/{index}", "RoCE v2\n")
+        m.write(f"{base}/ports/1/gid_attrs/ndevs/{index}", "eth1\n")
+    for index in range(2, 1024):
+        m.write(f"{base}/ports/1/gids/{index}", "0000:0000:0000:0000:0000:0000:0000:0000\n")
+    m.write("/sys/devices/pci0000:00/0000:00:05.0/virtio3/net/eth1/mtu", "1500\n")
+    m.link("/sys/class/net/eth1", "/sys/devices/pci0000:00/0000:00:05.0/virtio3/net/eth1")
+    return m
+
+
 def nothing(root: Path) -> Fake:
     """A machine without GPU and without RDMA."""
     m = Fake(root)
@@ -434,5 +459,6 @@ MACHINES = {
     "gh200": gh200,
     "workstation": workstation,
     "virtual_machine": virtual_machine,
+    "soft_roce": soft_roce,
     "nothing": nothing,
 }

@@ -12,7 +12,7 @@ from rdmakit.engine import Engine, Pending
 from rdmakit.errors import CommunicatorClosed, TransferTimeout
 from rdmakit.family import Family, Poll, Work
 from rdmakit.request import UNDEFINED, Request
-from rdmakit.waiting import Waiter
+from rdmakit.waiting import Waiter, greet_seconds
 
 
 def waiter(engine: Engine, timeout: float = 5.0) -> Waiter:
@@ -200,3 +200,8 @@ def test_waits_for_requests_of_several_engines() -> None:
     gates[0] = True
     assert Request.Waitall(requests)
     assert Request.Waitany(requests) == UNDEFINED
+
+
+@pytest.mark.parametrize(("timeout", "want"), [(6, 2), (30, 10), (60, 10), (120, 20), (600, 100)])
+def test_first_word_has_a_share_of_a_waits_time(timeout: float, want: float) -> None:
+    assert greet_seconds(timeout) == want

@@ -159,6 +159,19 @@ def test_virtual_machine_and_nothing(tmp_path: Path) -> None:
     assert empty.numa_nodes == ()
 
 
+def test_software_device(tmp_path: Path) -> None:
+    fakes.soft_roce(tmp_path)
+    one = found(tmp_path, ibv_devinfo=texts.DEVINFO_RXE)
+    (nic,) = one.nics
+    assert (nic.name, nic.pci, nic.model, nic.firmware) == ("rxe0", None, None, "0.0.0")
+    (port,) = nic.ports
+    assert (port.state, port.rate_gbps, port.netdev) == ("ACTIVE", 2.5, "eth1")
+    assert (port.netdev_mtu, port.active_mtu) == (1500, 1024)
+    assert [gid.index for gid in port.gids] == [0, 1]
+    (own,) = survey(one).nodes[0].fabric.ports
+    assert (own.role, own.device) == ("compute", "rxe0:1")
+
+
 def test_nothing_starts_no_command(tmp_path: Path) -> None:
     fakes.nothing(tmp_path)
     commands = Commands()

@@ -225,6 +225,13 @@ def test_ibstatus_and_devinfo() -> None:
     assert choose_gid(port) == (5, "RoCE v2, 10.7.8.9")
 
 
+def test_part_number_of_a_software_device() -> None:
+    (nic,) = parse_ports(texts.DEVINFO_RXE).nics
+    assert (nic.name, nic.model, nic.ports[0].active_mtu) == ("rxe0", None, 1024)
+    (nic,) = parse_ports(texts.DEVINFO).nics
+    assert nic.model == "4125"
+
+
 def test_rdma_link_new_and_old() -> None:
     first, second = parse_ports(texts.RDMA_LINK).nics
     assert first.ports[0] == Port(1, "ACTIVE", "LINK_UP", None, "InfiniBand", 9, 1)

@@ -79,6 +79,20 @@ DEVINFO = """hca_id:\trocep65s0f1
 \t\t\tGID[  2]:\t\t2001:db8::7, RoCE v2
 \t\t\tGID[  5]:\t\t::ffff:10.7.8.9, RoCE v2
 """
+DEVINFO_RXE = """hca_id:\trxe0
+\ttransport:\t\t\tInfiniBand (0)
+\tfw_ver:\t\t\t\t0.0.0
+\tnode_guid:\t\t\t5054:00ff:fe99:0101
+\tvendor_id:\t\t\t0xffffff
+\tvendor_part_id:\t\t\t0
+\thw_ver:\t\t\t\t0x0
+\tphys_port_cnt:\t\t\t1
+\t\tport:\t1
+\t\t\tstate:\t\t\tPORT_ACTIVE (4)
+\t\t\tmax_mtu:\t\t4096 (5)
+\t\t\tactive_mtu:\t\t1024 (3)
+\t\t\tlink_layer:\t\tEthernet
+"""
 RDMA_LINK = (
     "link mlx5_0/1 subnet_prefix fe80:0000:0000:0000 lid 9 sm_lid 1 lmc 0 state ACTIVE "
     "physical_state LINK_UP \n"

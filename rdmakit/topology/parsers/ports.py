@@ -177,6 +177,11 @@ def _text(value: str) -> str | None:
     return value or None
 
 
+def _part(value: str) -> str | None:
+    """Return a part's number; a software device (Soft-RoCE, siw) has 0 for none."""
+    return value if value.strip("0x") else None
+
+
 def _state(value: str) -> str | None:
     """``4: ACTIVE`` (ibstatus), ``PORT_ACTIVE (4)`` (ibv_devinfo), ``Active`` (ibstat)."""
     match = re.fullmatch(r"(?:\d+:\s*)?([A-Za-z][\w /-]*?)\s*(?:\(\d+\))?", value, re.ASCII)
@@ -238,5 +243,5 @@ _NIC_FIELDS: dict[str, _Field] = {
     "system image guid": ("image_guid", _guid),
     "sys image guid": ("image_guid", _guid),
     "board id": ("board", _text),
-    "vendor part id": ("model", _text),
+    "vendor part id": ("model", _part),
 }
