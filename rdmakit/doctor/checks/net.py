@@ -47,17 +47,20 @@ def _interface(context: Context) -> Iterator[Finding]:
     rdma = usable_ports(context)
     good = [one for one in found if not one.local and not one.tunnel]
     if not found:
+        if "UCX_NET_DEVICES" in context.environ:
+            yield INTERFACE.finding(
+                Status.SKIPPED, "UCX_NET_DEVICES names no interface for tcp; see ucx.net_devices"
+            )
+            return
         addressed = [one for one in own.interfaces if one.address and not one.loopback]
         if not addressed or rdma:
             yield INTERFACE.finding(Status.SKIPPED, "no interface with an IPv4 address")
         else:
-            # UCX_NET_DEVICES is judged by a check of its own.
             yield INTERFACE.finding(
                 Status.WARN if not spread(context) else Status.FAIL,
-                "none of " + ", ".join(one.describe() for one in addressed) + " serves: down, or "
-                "not in UCX_NET_DEVICES",
+                "none of " + ", ".join(one.describe() for one in addressed) + " is up",
                 expected="an interface that is up",
-                cure=f"ip link set {addressed[0].name} up; unset UCX_NET_DEVICES",
+                cure=f"ip link set {addressed[0].name} up",
                 urgency=12,
             )
         return

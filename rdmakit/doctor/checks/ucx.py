@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from rdmakit.doctor.context import Context
 from rdmakit.doctor.model import Check, Finding, Status
 from rdmakit.doctor.software import Software, software
+from rdmakit.topology.parsers.ucx_log import read_ucx_log
 
 __all__ = ["CHECKS"]
 
@@ -32,7 +33,7 @@ def _library(context: Context) -> Iterator[Finding]:
             where = f" of {own.info.library}" if own.info.library else ""
             yield LIBRARY.finding(Status.OK, f"UCX {version}{where}")
         else:
-            yield LIBRARY.finding(Status.UNKNOWN, "no output of ucx_info -v among the files")
+            yield LIBRARY.finding(Status.SKIPPED, "no output of ucx_info -v among the files")
     elif own.ucx.problem and context.environ.get("RDMAKIT_UCX", "").lower() == "none":
         yield LIBRARY.finding(Status.OK, own.ucx.problem)
     elif own.ucx.problem:
@@ -52,9 +53,16 @@ def _cure_of(problem: str) -> str:
     found = re.search(r"pip (?:un)?install [^;:.)]+(?:\[[^\]]+\]'?)?", problem)
     if found:
         return found[0].strip()
-    if "RDMAKIT_UCX=" in problem:
+    if "RDMAKIT_UCX=" in problem or "UCX policy" in problem:
         return "unset RDMAKIT_UCX"
     return "pip install 'rdmakit[cpu]', or " + _WHEELS
+
+
+def _no_ucx(check: Check, own: Software) -> Finding:
+    """Return why there is nothing to check; a UCX that is not there is told once."""
+    if own.ucx is not None:
+        return check.finding(Status.SKIPPED, "there is no UCX; ucx.library says why")
+    return check.finding(Status.SKIPPED, own.why_no_ucx or "not in the output of ucx_info")
 
 
 def _one(context: Context) -> Iterator[Finding]:
@@ -100,15 +108,14 @@ def _transports(context: Context) -> Iterator[Finding]:
     own = software(context)
     offered = own.transports
     if offered is None:
-        yield TRANSPORTS.finding(Status.UNKNOWN, own.why_no_ucx or "they are not in the files")
+        yield _no_ucx(TRANSPORTS, own)
         return
     names = ", ".join(
         f"{name} ({', '.join(devices)})" if devices and devices != ("memory",) else name
         for name, devices in offered.items()
     )
     network = [name for name in offered if name == "tcp" or name in own.rdma_transports]
-    whole = own.ucx is not None or any(domain.name for domain in own.info.domains)
-    if network or not whole:
+    if network or not own.whole:
         yield TRANSPORTS.finding(Status.OK, names)
     else:
         yield TRANSPORTS.finding(
@@ -123,7 +130,7 @@ def _transports(context: Context) -> Iterator[Finding]:
 def _rdma(context: Context) -> Iterator[Finding]:
     own = software(context)
     if own.transports is None:
-        yield RDMA_MODULES.finding(Status.UNKNOWN, own.why_no_ucx or "not in the files")
+        yield _no_ucx(RDMA_MODULES, own)
         return
     here = bool(context.machine.nics)
     if own.ucx is not None:
@@ -149,6 +156,10 @@ def _rdma(context: Context) -> Iterator[Finding]:
     if found:
         more = f"; no usable port: {', '.join(dead)}" if dead else ""
         yield RDMA_MODULES.finding(Status.OK, f"{', '.join(found)}{more}")
+    elif not own.whole:
+        yield RDMA_MODULES.finding(
+            Status.UNKNOWN, "the text is a part of what ucx_info -d prints, without RDMA transports"
+        )
     elif not here:
         yield RDMA_MODULES.finding(Status.OK, "no RDMA device here, and none in UCX")
     elif active:
@@ -185,8 +196,7 @@ def _cuda(context: Context) -> Iterator[Finding]:
         yield CUDA.finding(Status.SKIPPED, "no NVIDIA GPU is visible here")
         return
     if own.has_cuda is None:
-        why = own.why_no_ucx or "the texts do not tell"
-        yield CUDA.finding(Status.UNKNOWN, why)
+        yield _no_ucx(CUDA, own)
         return
     if own.has_cuda:
         names = [n for n in own.transports or {} if n.startswith(("cuda", "gdr"))]
@@ -214,11 +224,13 @@ def _gpu_memory(context: Context) -> Iterator[Finding]:
     own = software(context)
     able = own.registering("cuda")
     if able is None:
-        if own.transports is not None and not own.rdma_transports:
+        if own.why_no_ucx:
+            yield _no_ucx(GPU_MEMORY, own)
+        elif own.transports is not None and own.whole and not own.rdma_transports:
             yield GPU_MEMORY.finding(Status.SKIPPED, "UCX has no RDMA transport here")
         else:
             yield GPU_MEMORY.finding(
-                Status.UNKNOWN, own.why_no_ucx or "the memory types (ucx_info -d) are not known"
+                Status.UNKNOWN, "the memory types of the ib domains (ucx_info -d) are not known"
             )
         return
     bad = [device for device, ok in able.items() if not ok]
@@ -247,17 +259,27 @@ def _no_gpus(context: Context, own: Software) -> bool:
 
 
 def _log(context: Context) -> Iterator[Finding]:
-    found = context.texts.log
-    if not found:
-        yield LOG.finding(Status.SKIPPED, "no messages of UCX among the files")
+    report = software(context).ucx
+    # Devices and transports that are not there have checks of their own.
+    said = [x for x in (report.said if report else ()) if not _TOLD.search(x)]
+    found = context.texts.log or tuple(read_ucx_log("\n".join(said)))
     for entry in found:
         yield LOG.finding(
             Status.FAIL if entry.fatal else Status.WARN,
             entry.problem,
-            subject=f"line {entry.line}",
+            subject=f"line {entry.line}" if context.texts.log else "",
             cure=entry.fix,
             urgency=20 if entry.fatal else 40,
         )
+    if said and not found:
+        yield LOG.finding(Status.UNKNOWN, f"UCX says: {'; '.join(said[:5])}")
+    elif not found and report is not None:
+        yield LOG.finding(Status.OK, "UCX starts without a warning")
+    elif not found:
+        yield LOG.finding(Status.SKIPPED, "no messages of UCX among the files")
+
+
+_TOLD = re.compile(r"not available|no usable transports/devices")
 
 
 LIBRARY = Check(

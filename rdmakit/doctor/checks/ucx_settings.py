@@ -39,7 +39,7 @@ def _devices(context: Context) -> Iterator[Finding]:
         yield NET_DEVICES.finding(
             Status.WARN if left else Status.FAIL,
             f"UCX_NET_DEVICES={text}: {name} {why}"
-            + ("" if left else "; UCX has no network device then"),
+            + ("" if left else "; no device that leads to other nodes is left"),
             subject=name,
             expected=f"of {', '.join(_known(context, own)) or 'the devices here'}",
             cure=f"export UCX_NET_DEVICES={','.join(left) or _good(context)}, or unset it",
@@ -120,8 +120,10 @@ def _names(context: Context) -> Iterator[Finding]:
         yield NAMES.finding(Status.OK, "no UCX_* variable is set")
         return
     if own.ucx is None or not own.ucx.names:
-        why = own.why_no_ucx or "the names that this UCX knows are not among the files"
-        yield NAMES.finding(Status.UNKNOWN, f"{len(names)} set; {why}")
+        why = (
+            "UCX does not list its settings" if own.ucx and not own.ucx.problem else "no UCX to ask"
+        )
+        yield NAMES.finding(Status.SKIPPED, f"{len(names)} set; {why}")
         return
     modules = [*(["cuda"] if own.ucx.has_cuda else []), *(["ib"] if own.ucx.has_ib else [])]
     modules += [n for n in ("cma", "knem", "xpmem") if n in (own.transports or {})]

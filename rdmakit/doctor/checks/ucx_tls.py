@@ -30,7 +30,9 @@ def _tls(context: Context) -> Iterator[Finding]:
         if context.machine.gpus:
             known = (*known, "cuda_copy", "cuda_ipc", "gdr_copy")
     allowed, missing = allowed_transports(text, known)
-    findings = [*_no_network(context, own, text, allowed), *_no_local(context, text, allowed)]
+    findings = list(_no_network(context, own, text, allowed))
+    if not findings:
+        findings += _no_local(context, text, allowed)
     findings += _no_cuda(context, own, text, allowed, missing)
     findings += _unknown(own, text, known, missing)
     if (
@@ -62,8 +64,8 @@ def _no_network(
         apart = spread(context)
         yield TLS.finding(
             Status.WARN if apart is False else Status.FAIL,
-            f"UCX_TLS={text} leaves no transport between nodes, only "
-            f"{', '.join(allowed) or 'none'}",
+            f"UCX_TLS={text} leaves no transport between nodes"
+            + (f", only {', '.join(allowed)}" if allowed else ""),
             expected="tcp, or rc (dc, ud) over RDMA, among them",
             cure=_added(text, add),
             urgency=12,

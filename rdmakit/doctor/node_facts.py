@@ -1,0 +1,91 @@
+"""What a node tells the others of a job of itself, for them to be compared."""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+
+from rdmakit.doctor.checks.net import tcp_choice
+from rdmakit.doctor.context import Context
+from rdmakit.doctor.software import software
+from rdmakit.topology.model import Machine
+
+__all__ = ["NodeFacts", "node_facts"]
+
+_OWN = re.compile(
+    r"RDMAKIT_NODE_ID|OMPI_(COMM_WORLD|UNIVERSE|FILE|FIRST|NUM|APP|ARGV|COMMAND|WORLD)\w*|"
+    r"OMPI_MCA_(ess|orte|prte|pmix|plm|initial|btl_self_hostname|hwloc_base_binding)\w*|"
+    r"UCX_(NET_DEVICES|LOG_FILE|STATS_DEST)|NCCL_(DEBUG_FILE|IB_HCA|HOSTID)|I_MPI_(INFO|DEBUG)\w*"
+)
+"""Settings that a launcher or a user gives each rank its own value of."""
+_COMPARED = re.compile(
+    r"(UCX|NCCL|RDMAKIT|MPICH|MPIR_CVAR|FI|I_MPI|CUPY)_\w+|OMPI_MCA_\w+|CUDA_DEVICE_ORDER|"
+    r"LD_PRELOAD|LD_LIBRARY_PATH"
+)
+
+
+class NodeFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What a node tells the others of itself."""
+
+    host: str
+    boot_id: str = ""
+    """Tells hosts apart, whatever they are called."""
+    machine_id: str = ""
+    kernel: str = ""
+    addresses: dict[str, str] = {}
+    """IPv4 address by interface that is up, loopback left out."""
+    mtus: dict[str, int] = {}
+    tcp: tuple[str, ...] = ()
+    """Interfaces that UCX's tcp would use between hosts, its first choice first."""
+    clock: float | None = None
+    """Seconds that this node's clock is ahead of the first node's; None: not measured."""
+    versions: dict[str, str] = {}
+    settings: dict[str, str] = {}
+    """Of the node's first rank."""
+    apart: dict[str, dict[str, str]] = {}
+    """Settings of other ranks of the node that differ: by name, then by rank."""
+    machine: Machine = Machine()
+
+
+def node_facts(context: Context) -> NodeFacts:
+    """Return what this node tells the others. Local; looks at software as its checks do."""
+    own = software(context)
+    up = [one for one in own.interfaces if one.up and one.address and not one.loopback]
+    environ = {name: value for name, value in context.environ.items() if _compared(name)}
+    apart: dict[str, dict[str, str]] = {}
+    for view in context.ranks:
+        theirs = {name: value for name, value in view.environ.items() if _compared(name)}
+        for name in sorted({*theirs, *environ}):
+            if theirs.get(name, "") != environ.get(name, ""):
+                apart.setdefault(name, {})[str(view.rank)] = theirs.get(name, "not set")
+    return NodeFacts(
+        host=context.read("/proc/sys/kernel/hostname") or context.machine.host,
+        boot_id=context.read("/proc/sys/kernel/random/boot_id") or "",
+        machine_id=context.read("/etc/machine-id") or "",
+        kernel=context.read("/proc/sys/kernel/osrelease") or "",
+        addresses={one.name: one.address for one in up},
+        mtus={one.name: one.mtu for one in up if one.mtu},
+        tcp=tuple(one.name for one in tcp_choice(context)),
+        versions=_versions(context),
+        settings=environ,
+        apart=apart,
+        machine=context.machine,
+    )
+
+
+def _compared(name: str) -> bool:
+    return bool(_COMPARED.fullmatch(name)) and not _OWN.fullmatch(name)
+
+
+def _versions(context: Context) -> dict[str, str]:
+    own = software(context)
+    found = {}
+    if own.ucx_version:
+        found["UCX"] = own.ucx_version
+    if own.mpi is not None and own.mpi.library:
+        found["MPI"] = " ".join(own.mpi.library.partition(", package")[0].split())
+    if own.python is not None and own.python.python:
+        found["Python"] = own.python.python
+        found |= own.python.packages
+    return found
