@@ -131,7 +131,8 @@ class _Server(socketserver.ThreadingTCPServer):
     request_queue_size = 64
 
     def __init__(self, address: str, token: bytes, seconds: float) -> None:
-        self.token, self.seconds = token, seconds
+        # Longer than the caller waits: who gives up first is who tells of it.
+        self.token, self.seconds = token, 3 * seconds
         super().__init__((address, 0), _Answer)
 
     def handle_error(self, request: object, client_address: object) -> None:
