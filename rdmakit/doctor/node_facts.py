@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 import msgspec
 
@@ -14,8 +15,8 @@ from rdmakit.topology.model import Machine
 __all__ = ["NodeFacts", "node_facts"]
 
 _OWN = re.compile(
-    r"RDMAKIT_NODE_ID|OMPI_(COMM_WORLD|UNIVERSE|FILE|FIRST|NUM|APP|ARGV|COMMAND|WORLD)\w*|"
-    r"OMPI_MCA_(ess|orte|prte|pmix|plm|initial|btl_self_hostname|hwloc_base_binding)\w*|"
+    r"RDMAKIT_(NODE_ID|CLUSTER|TEST_\w+)|OMPI_(COMM_WORLD|UNIVERSE|FILE|FIRST|NUM|APP|ARGV|COMMAND|WORLD)\w*|"
+    r"OMPI_MCA_(PREFIXES|cpu_type|num_procs|(ess|orte|prte|pmix|plm|initial|hwloc_base)\w*)|"
     r"UCX_(NET_DEVICES|LOG_FILE|STATS_DEST)|NCCL_(DEBUG_FILE|IB_HCA|HOSTID)|I_MPI_(INFO|DEBUG)\w*"
 )
 """Settings that a launcher or a user gives each rank its own value of."""
@@ -54,10 +55,10 @@ def node_facts(context: Context) -> NodeFacts:
     """Return what this node tells the others. Local; looks at software as its checks do."""
     own = software(context)
     up = [one for one in own.interfaces if one.up and one.address and not one.loopback]
-    environ = {name: value for name, value in context.environ.items() if _compared(name)}
+    environ = _settings(context.environ)
     apart: dict[str, dict[str, str]] = {}
     for view in context.ranks:
-        theirs = {name: value for name, value in view.environ.items() if _compared(name)}
+        theirs = _settings(view.environ)
         for name in sorted({*theirs, *environ}):
             if theirs.get(name, "") != environ.get(name, ""):
                 apart.setdefault(name, {})[str(view.rank)] = theirs.get(name, "not set")
@@ -77,8 +78,18 @@ def node_facts(context: Context) -> NodeFacts:
     )
 
 
-def _compared(name: str) -> bool:
-    return bool(_COMPARED.fullmatch(name)) and not _OWN.fullmatch(name)
+def _settings(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return what ranks should have in common."""
+    found = {
+        name: value
+        for name, value in environ.items()
+        if _COMPARED.fullmatch(name) and not _OWN.fullmatch(name)
+    }
+    if "LD_LIBRARY_PATH" in found:
+        # Launchers put their own folder in front, on some nodes once more than on others.
+        parts = dict.fromkeys(filter(None, found["LD_LIBRARY_PATH"].split(":")))
+        found["LD_LIBRARY_PATH"] = ":".join(parts)
+    return found
 
 
 def _versions(context: Context) -> dict[str, str]:

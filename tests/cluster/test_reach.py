@@ -156,8 +156,8 @@ def test_under_mpirun(hosts: Net, tmp_path: Path) -> None:
         found = hosts.mpirun(agent)
     finally:
         hosts.on(1, "ip", "neigh", "del", there, "dev", "link0")
-    bad = [finding for finding in found if finding.status is Status.FAIL]
-    assert [finding.check for finding in bad] == ["net.reach"]
+    bad = [finding for finding in found if finding.status in (Status.FAIL, Status.WARN)]
+    assert [finding.check for finding in bad] == ["net.reach"], bad
     assert f"{hosts.name}1 (link0" in bad[0].found
     assert f"does not reach {hosts.name}2" in bad[0].found
 

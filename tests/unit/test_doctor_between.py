@@ -147,13 +147,20 @@ def test_facts_of_a_node(tmp_path: Path) -> None:
     write(tmp_path, "/proc/sys/kernel/hostname", "alpha\n")
     write(tmp_path, "/proc/sys/kernel/random/boot_id", "abc\n")
     environ = {"UCX_TLS": "all", "OMPI_COMM_WORLD_RANK": "0", "UCX_NET_DEVICES": "eth0"}
-    other = {**environ, "UCX_TLS": "tcp", "OMPI_COMM_WORLD_RANK": "1", "UCX_NET_DEVICES": "eth1"}
+    environ["LD_LIBRARY_PATH"] = "/a:/b"
+    other = {
+        **environ,
+        "LD_LIBRARY_PATH": "/a:/a:/b",
+        "UCX_TLS": "tcp",
+        "OMPI_COMM_WORLD_RANK": "1",
+        "UCX_NET_DEVICES": "eth1",
+    }
     ranks = (rank(0, environ=environ), rank(1, environ=other))
     facts = node_facts(context(tmp_path, environ=environ, ranks=ranks, job_size=2))
     assert facts.host == "alpha"
     assert facts.boot_id == "abc"
     assert endpoints_of(facts) == [Endpoint("eth0", "192.0.2.7", 24, 9000)]
-    assert facts.settings == {"UCX_TLS": "all"}
+    assert facts.settings == {"UCX_TLS": "all", "LD_LIBRARY_PATH": "/a:/b"}
     assert facts.apart == {"UCX_TLS": {"1": "tcp"}}
     assert facts.versions["UCX"] == "1.20.1"
     assert facts.versions["MPI"] == "Open MPI v5.0.11"

@@ -117,6 +117,7 @@ def test_ranks_with_different_mpi(tmp_path: Path) -> None:
         ({"OMPI_MCA_btl": "tcp"}, WARN, "has no self"),
         ({"OMPI_MCA_btl": "^openib"}, OK, ""),
         ({"OMPI_MCA_btl": "self,sm"}, WARN, "joins no nodes"),
+        ({"OMPI_MCA_cpu_type": "x", "OMPI_MCA_num_procs": "2", "OMPI_MCA_PREFIXES": "a"}, OK, ""),
         ({"OMPI_MCA_mpi_yield_when_idle": "1", "OMPI_MCA_coll": "^han"}, OK, ""),
         ({"I_MPI_FABRICS": "shm"}, WARN, "joins no nodes"),
     ],

@@ -69,8 +69,8 @@ def _launcher(context: Context) -> Iterator[Finding]:
             urgency=5,
         )
     elif (
-        not started
-        and launcher.kind is None
+        launcher.kind is None
+        and context.job_size <= 1
         and report.path_family
         and (report.path_family == "openmpi") != (report.family == "openmpi")
     ):
@@ -83,7 +83,8 @@ def _launcher(context: Context) -> Iterator[Finding]:
             urgency=8,
         )
     else:
-        by = {"slurm": "srun", None: "no launcher"}.get(launcher.kind, f"mpirun of {name}")
+        alone = "a launcher of its family" if context.job_size > 1 else "no launcher"
+        by = {"slurm": "srun", None: alone}.get(launcher.kind, f"mpirun of {name}")
         yield LAUNCHER.finding(Status.OK, f"{name}, started by {by}")
 
 

@@ -23,8 +23,10 @@ pnet preg propagate prrte prte psec psensor psquash pstat ptl pubsub ras rcache 
 rmaps rml routed rtc rte schizo scoll sec shared sharedfp shmem show smsc snapc spml sshmem
 sstore state tcp threads timer topo ucx verbose vprotocol
 """
-_FRAMEWORKS = frozenset(_FRAMEWORK_TEXT.split())
-"""Frameworks of Open MPI 4 and 5, and what else may stand first in a parameter's name."""
+_FRAMEWORKS = frozenset((*_FRAMEWORK_TEXT.split(), "cpu", "num"))
+"""Frameworks of Open MPI 4 and 5, and what else may stand first in a parameter's name; the
+launcher itself sets OMPI_MCA_cpu_type and OMPI_MCA_num_procs.
+"""
 _VALUES = {
     "pml": ("ob1", "ucx", "cm", "monitoring", "v", "yalla", "bfo", "ucc"),
     "btl": ("self", "tcp", "sm", "vader", "openib", "uct", "ofi", "usnic", "ugni", "smcuda"),
@@ -54,9 +56,9 @@ def _mca_names(context: Context) -> Iterator[Finding]:
         if not name.startswith("OMPI_MCA_"):
             continue
         framework = name.removeprefix("OMPI_MCA_").partition("_")[0]
-        if not framework or framework in _FRAMEWORKS:
+        if not framework.islower() or framework in _FRAMEWORKS:
             continue
-        guess = near(framework, sorted(_FRAMEWORKS), 0.6)
+        guess = near(framework, sorted(_FRAMEWORKS), 0.8)
         if guess:  # another framework may be a new one: only what looks misspelt is told
             fixed = name.replace(f"OMPI_MCA_{framework}", f"OMPI_MCA_{guess}", 1)
             yield SETTINGS.finding(
