@@ -15,7 +15,8 @@ from rdmakit.topology.model import Machine
 __all__ = ["NodeFacts", "node_facts"]
 
 _OWN = re.compile(
-    r"RDMAKIT_(NODE_ID|CLUSTER|TEST_\w+)|OMPI_(COMM_WORLD|UNIVERSE|FILE|FIRST|NUM|APP|ARGV|COMMAND|WORLD)\w*|"
+    r"RDMAKIT_(NODE_ID|CLUSTER|TEST_\w+)|"
+    r"OMPI_(COMM_WORLD|UNIVERSE|FILE|FIRST|NUM|APP|ARGV|COMMAND|WORLD)\w*|"
     r"OMPI_MCA_(PREFIXES|cpu_type|num_procs|(ess|orte|prte|pmix|plm|initial|hwloc_base)\w*)|"
     r"UCX_(NET_DEVICES|LOG_FILE|STATS_DEST)|NCCL_(DEBUG_FILE|IB_HCA|HOSTID)|I_MPI_(INFO|DEBUG)\w*"
 )

@@ -8,14 +8,16 @@ hosts have and an MTU that a switch does not take are told apart by what happens
 from __future__ import annotations
 
 import contextlib
+import errno
 import ipaddress
+import re
 import secrets
 import socket
 import socketserver
 import struct
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -26,7 +28,7 @@ from rdmakit.doctor.node_facts import NodeFacts
 from rdmakit.doctor.reach_findings import Outcome, Place, reach_findings
 from rdmakit.protocols import Bootstrap
 
-__all__ = ["Endpoint", "endpoints_of", "measure_clocks", "reach"]
+__all__ = ["Endpoint", "endpoints_of", "measure_clocks", "port_range", "reach"]
 
 _TOKEN = 16
 _WORD = 64
@@ -73,6 +75,7 @@ def reach(
     *,
     boot_id: str = "",
     seconds: float = 3.0,
+    ports: Sequence[int] = (0,),
 ) -> list[Finding]:
     """Return which nodes do not reach each other, and why. Collective, blocking.
 
@@ -85,13 +88,16 @@ def reach(
         endpoints: this node's addresses (see :func:`endpoints_of`); none: it is left out.
         boot_id: tells hosts apart; parts of one host are not tried.
         seconds: how long one answer is awaited.
+        ports: to listen on, the first that is free (see :func:`port_range`); 0: any.
 
     Returns:
         Findings of ``net.reach``, equal on all ranks; ``ok`` alone where all is well.
     """
     token = secrets.token_bytes(_TOKEN)
     with contextlib.ExitStack() as stack:
-        listening = [(one, stack.enter_context(_listen(one, token, seconds))) for one in endpoints]
+        listening = [
+            (one, stack.enter_context(_listen(one, token, seconds, ports))) for one in endpoints
+        ]
         offer = _Offer(host, token.hex(), boot_id, listening)
         told = [
             msgspec.json.decode(text, type=_Offer)
@@ -105,6 +111,14 @@ def reach(
         ]
     places = [Place(own.host, bool(own.endpoints)) for own in told]
     return reach_findings(places, [one for own in answers for one in own], seconds)
+
+
+def port_range(environ: Mapping[str, str]) -> Sequence[int]:
+    """Return the ports that UCX listens on by UCX_TCP_PORT_RANGE, which a firewall may let pass."""
+    match = re.fullmatch(r"(\d{1,5})-(\d{1,5})", environ.get("UCX_TCP_PORT_RANGE", "").strip())
+    if match is None:
+        return (0,)
+    return range(int(match[1]), min(int(match[2]), 65535) + 1) or (0,)
 
 
 def measure_clocks(bootstrap: Bootstrap, rounds: int = 5) -> list[float]:
@@ -131,10 +145,10 @@ class _Server(socketserver.ThreadingTCPServer):
     block_on_close = False
     request_queue_size = 64
 
-    def __init__(self, address: str, token: bytes, seconds: float) -> None:
+    def __init__(self, address: str, port: int, token: bytes, seconds: float) -> None:
         # Longer than the caller waits: who gives up first is who tells of it.
         self.token, self.seconds = token, 3 * seconds
-        super().__init__((address, 0), _Answer)
+        super().__init__((address, port), _Answer)
 
     def handle_error(self, request: object, client_address: object) -> None:
         """Say nothing: a caller that went away tells of it itself."""
@@ -157,11 +171,19 @@ class _Answer(socketserver.BaseRequestHandler):
 
 
 @contextlib.contextmanager
-def _listen(endpoint: Endpoint, token: bytes, seconds: float) -> Iterator[int]:
+def _listen(
+    endpoint: Endpoint, token: bytes, seconds: float, ports: Sequence[int]
+) -> Iterator[int]:
     """Listen on an address; yield the port, 0 where the address is not this host's."""
-    try:
-        server = _Server(endpoint.address, token, seconds)
-    except OSError:
+    server = None
+    for port in ports:
+        try:
+            server = _Server(endpoint.address, port, token, seconds)
+            break
+        except OSError as exc:
+            if exc.errno != errno.EADDRINUSE:
+                break
+    if server is None:
         yield 0
         return
     thread = threading.Thread(target=server.serve_forever, args=(0.1,), daemon=True)

@@ -9,13 +9,13 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rdmakit.doctor.compare import JOB_CHECKS, compare_nodes
 from rdmakit.doctor.model import Finding, Status
 from rdmakit.doctor.node_facts import NodeFacts, node_facts
-from rdmakit.doctor.reach import Endpoint, endpoints_of, measure_clocks, reach
+from rdmakit.doctor.reach import Endpoint, endpoints_of, measure_clocks, port_range, reach
 from rdmakit.doctor.reach_findings import Outcome, Place, reach_findings
 from rdmakit.doctor.star import StarBootstrap
 from rdmakit.errors import TransferTimeout
@@ -133,6 +133,7 @@ def test_settings() -> None:
     assert "rank 5 has INFO" in found[1].found
 
 
+@settings(deadline=None)
 @given(st.lists(st.floats(-0.4, 0.4), min_size=3, max_size=9), st.floats(2.0, 1e6))
 def test_clocks(offsets: list[float], wrong: float) -> None:
     nodes = [node(place, clock=offset) for place, offset in enumerate(offsets)]
@@ -207,6 +208,18 @@ def test_an_address_of_no_host() -> None:
     found = between(3, lambda place: nowhere if place == 2 else loopback(place), 1.0)
     assert any("none of 2 nodes reaches node2 at 192.0.2.99" in f.found for f in found)
     assert all("node2" in f.found for f in found)
+
+
+def test_ports() -> None:
+    assert list(port_range({"UCX_TCP_PORT_RANGE": "41000-41002"})) == [41000, 41001, 41002]
+    for text in ("", "0", "5-3", "x"):
+        assert list(port_range({"UCX_TCP_PORT_RANGE": text})) == [0]
+
+    def main(boot: MemoryBootstrap) -> list[Finding]:
+        ports = range(42117, 42190)
+        return reach(boot, f"node{boot.rank}", loopback(boot.rank), ports=ports)
+
+    assert run_threads(3, main)[0][0].status is OK
 
 
 def test_nodes_without_an_address() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rdmakit.doctor.catalog import CHECKS
@@ -124,6 +124,7 @@ def test_tls_with_rdma(tmp_path: Path, tls: str, status: Status, words: str, cur
 OFFERED = ("self", "tcp", "posix", "sysv", "cma", "rc_verbs", "rc_mlx5", "cuda_copy")
 
 
+@settings(deadline=None)
 @given(st.sets(st.sampled_from(OFFERED)))
 def test_named_and_left_out_make_all(names: set[str]) -> None:
     text = ",".join(sorted(names))
@@ -220,6 +221,7 @@ def test_a_name_that_ucx_used_is_known(tmp_path: Path) -> None:
     assert [finding.subject for finding in found] == ["UCX_ABC"]
 
 
+@settings(deadline=None)
 @given(st.sampled_from(NAMES), st.integers(0, 30))
 def test_a_letter_is_missing(name: str, place: int) -> None:
     place = 4 + place % (len(name) - 4)

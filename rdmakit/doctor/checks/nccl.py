@@ -124,7 +124,7 @@ def _hca(context: Context) -> Iterator[Finding]:
         )
     elif ports and not set(taken) & set(ports):
         yield SETTINGS.finding(
-            Status.FAIL,
+            Status.WARN,
             f"NCCL_IB_HCA={text} takes {', '.join(taken)}, of which none is a compute port that "
             "is up",
             subject="NCCL_IB_HCA",

@@ -37,8 +37,10 @@ def _devices(context: Context) -> Iterator[Finding]:
             yield NET_DEVICES.finding(Status.OK, f"UCX_NET_DEVICES={text}")
         return
     bad = {name: why for name in names if (why := _why_bad(context, own, name))}
+    # What a port is for is told by signs: a person who names it may know better.
+    odd = [name for name, why in bad.items() if why.startswith("is no compute port")]
     for name, why in bad.items():
-        left = [other for other in names if other not in bad]
+        left = [other for other in names if other not in bad or other in odd]
         yield NET_DEVICES.finding(
             Status.WARN if left else Status.FAIL,
             f"UCX_NET_DEVICES={text}: {name} {why}"
@@ -48,7 +50,7 @@ def _devices(context: Context) -> Iterator[Finding]:
             cure=f"export UCX_NET_DEVICES={','.join(left) or _good(context)}, or unset it",
             urgency=12,
         )
-    good = [name for name in names if name not in bad]
+    good = [name for name in names if name not in bad or name in odd]
     if good and ports and not any(name in own_ports(context) for name in good):
         yield NET_DEVICES.finding(
             Status.FAIL,
