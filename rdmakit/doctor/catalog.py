@@ -5,13 +5,35 @@ from __future__ import annotations
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
-from rdmakit.doctor.checks import limits
+from rdmakit.doctor.checks import (
+    ipc,
+    limits,
+    mpi,
+    mpi_settings,
+    nccl,
+    net,
+    packages,
+    ucx,
+    ucx_settings,
+    ucx_tls,
+)
 from rdmakit.doctor.model import Check
 from rdmakit.errors import InvalidArgument
 
 __all__ = ["CHECKS", "select"]
 
-CHECKS: tuple[Check, ...] = (*limits.CHECKS,)
+CHECKS: tuple[Check, ...] = (
+    *limits.CHECKS,
+    *ucx.CHECKS,
+    *ucx_tls.CHECKS,
+    *ucx_settings.CHECKS,
+    *mpi.CHECKS,
+    *mpi_settings.CHECKS,
+    *nccl.CHECKS,
+    *packages.CHECKS,
+    *ipc.CHECKS,
+    *net.CHECKS,
+)
 
 
 def select(only: Sequence[str] = (), skip: Sequence[str] = (), of: Sequence[str] = ()) -> list[str]:

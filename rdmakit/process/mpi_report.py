@@ -1,0 +1,144 @@
+"""What the MPI library of a rank is, told by a short-lived child process that never starts MPI.
+
+``python -m rdmakit.process.mpi_report SETTINGS`` prints it as JSON. A child, because a library
+that is opened to be asked stays in the process that asked.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Mapping
+
+import msgspec
+
+from rdmakit.drivers.host import Runner, run
+from rdmakit.drivers.ucx_probe import probe
+from rdmakit.errors import RdmaKitError
+from rdmakit.process.mpi_library import family_of, find_mpi_library, mpirun_beside
+
+__all__ = ["MpiReport", "ask_mpi", "read_mpi"]
+
+_MARK = "rdmakit-mpi-report "
+_LIMIT = 30.0
+_SETTINGS = ("MPI4PY_", "LD_", "PATH", "OPAL_PREFIX", "OMPI_", "MPIR_CVAR_", "I_MPI_")
+_ASK_LIBRARY = """
+import ctypes, sys
+library = ctypes.CDLL(sys.argv[1], mode=ctypes.RTLD_GLOBAL)
+text, length = ctypes.create_string_buffer(1 << 16), ctypes.c_int()
+library.MPI_Get_library_version(text, ctypes.byref(length))
+print("library", text.value.decode(errors="replace").splitlines()[0], flush=True)
+print("cuda", library.MPIX_Query_cuda_support(), flush=True)
+"""
+"""Both calls are allowed before MPI_Init. What the second does without it is seen by its end."""
+
+
+class MpiReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What the child saw."""
+
+    problem: str = ""
+    """Why no library would be loaded."""
+    path: str = ""
+    family: str = ""
+    """openmpi, mpich or intel; empty where that is not known."""
+    wheel: str = ""
+    """Name and version of the PyPI wheel it belongs to."""
+    library: str = ""
+    """What MPI_Get_library_version says, its first line."""
+    cuda: bool | None = None
+    """What MPIX_Query_cuda_support says; None where it does not say."""
+    evidence: str = ""
+    """Which of its files needs which UCX; empty where it brings none."""
+    ucx: str = ""
+    """Release of the UCX that it brings."""
+    ucx_directory: str = ""
+    mpirun: str = ""
+    """The launcher that was installed with the library."""
+    path_mpirun: str = ""
+    """The mpirun that the shell would find."""
+    path_family: str = ""
+    """Its family by what it prints."""
+
+
+def ask_mpi(runner: Runner, environ: Mapping[str, str]) -> MpiReport:
+    """Return what a child process learns of the MPI under ``environ``. Local, 30 s at most.
+
+    ``problem`` says why there is nothing; never raises.
+    """
+    own = {name: value for name, value in environ.items() if name.startswith(_SETTINGS)}
+    settings = msgspec.json.encode(own).decode()
+    result = runner((sys.executable, "-m", "rdmakit.process.mpi_report", settings), _LIMIT)
+    text = next((x for x in result.stdout.splitlines() if x.startswith(_MARK)), "")
+    if not text:
+        last = result.stderr.strip().splitlines()[-1:]
+        why = result.error or (last[0] if last else f"status {result.rc}")
+        return MpiReport(problem=f"the process that was to look for MPI: {why}")
+    try:
+        return msgspec.json.decode(text.removeprefix(_MARK), type=MpiReport)
+    except (msgspec.MsgspecError, UnicodeError) as exc:
+        return MpiReport(problem=f"the answer about MPI is not understood: {exc}")
+
+
+def read_mpi(environ: Mapping[str, str]) -> MpiReport:
+    """Return the report. Local; starts short commands."""
+    try:
+        path = find_mpi_library(environ)
+    except (RdmaKitError, OSError) as exc:
+        return MpiReport(problem=str(exc))
+    launcher = shutil.which("mpirun", path=environ.get("PATH"))
+    launched = _launcher_family(launcher) if launcher else ""
+    if path is None:
+        return MpiReport(
+            problem="mpi4py would find no MPI library",
+            path_mpirun=launcher or "",
+            path_family=launched,
+        )
+    family = family_of(path)
+    beside = mpirun_beside(path, family)
+    library, cuda = _ask_library(str(path), environ)
+    mpi = probe(environ=environ).mpi
+    return MpiReport(
+        path=str(path),
+        family=family or "",
+        wheel=mpi.wheel if mpi else "",
+        library=library,
+        cuda=cuda,
+        evidence=mpi.evidence if mpi else "",
+        ucx=mpi.ucx.version if mpi and mpi.ucx else "",
+        ucx_directory=mpi.ucx.directory if mpi and mpi.ucx else "",
+        mpirun=str(beside or ""),
+        path_mpirun=os.path.realpath(launcher) if launcher else "",
+        path_family=launched,
+    )
+
+
+def _ask_library(path: str, environ: Mapping[str, str]) -> tuple[str, bool | None]:
+    command = (sys.executable, "-I", "-S", "-c", _ASK_LIBRARY, path)
+    result = run(command, 10.0, {**os.environ, **environ})
+    told = dict(line.split(" ", 1) for line in result.stdout.splitlines() if " " in line)
+    cuda = told.get("cuda", "")
+    return told.get("library", "").strip(), {"1": True, "0": False}.get(cuda.strip())
+
+
+def _launcher_family(mpirun: str) -> str:
+    """Return the family of an mpirun by its ``--version``."""
+    result = run((mpirun, "--version"), 10.0)
+    text = (result.stdout + result.stderr).lower()
+    if "open mpi" in text or "openrte" in text or "prrte" in text or "prte" in text:
+        return "openmpi"
+    if "intel" in text:
+        return "intel"
+    return "mpich" if "hydra" in text or "mpich" in text else ""
+
+
+def main() -> None:
+    """Print the report under this process's environment and the settings in the argument."""
+    text = sys.argv[1] if len(sys.argv) > 1 else "{}"
+    settings = msgspec.json.decode(text, type=dict[str, str])
+    report = read_mpi({**os.environ, **settings})
+    sys.stdout.write(f"\n{_MARK}{msgspec.json.encode(report).decode()}\n")
+
+
+if __name__ == "__main__":
+    main()
