@@ -9,7 +9,7 @@ several nodes.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -29,6 +29,9 @@ __all__ = ["collect", "read_machines"]
 _NVML, _SOFTWARE = "nvml.json", "software.json"
 _ROOTS = ("sys", "proc", "dev", "run", "etc")
 _MOST_BYTES = 64 << 20
+
+
+Look = Callable[[Found, HostTree, Mapping[str, str]], None]
 
 
 class _RecordingTree(HostTree):
@@ -58,10 +61,20 @@ def collect(
     runner: Runner = run,
     software: Mapping[str, str] | None = None,
     nvml: NvmlFacts | None = None,
+    look: Look | None = None,
 ) -> Found:
     """Write what there is to know of this machine into ``directory``, and return it.
 
     Local, blocking: runs every command of :data:`COMMANDS`, each for 20 s at most.
+
+    Args:
+        directory: made where it is not there.
+        tree: the machine's files; None: this machine's.
+        runner: starts the commands.
+        software: versions to keep beside those that are found.
+        nvml: what NVML said already; None: it is asked.
+        look: called with what was found, the tree and the outputs by file; what it reads of the
+            tree is kept too.
 
     Raises:
         InvalidArgument: the directory cannot be written.
@@ -69,6 +82,8 @@ def collect(
     recording = _RecordingTree((tree or HostTree()).root)
     found = find_out(recording, runner, nvml=nvml)
     texts = run_commands(runner, list(COMMANDS))
+    if look is not None:
+        look(found, recording, texts)
     try:
         directory.mkdir(parents=True, exist_ok=True)
         for name, text in texts.items():
