@@ -24,7 +24,7 @@ from rdmakit.topology.assemble import assemble
 from rdmakit.topology.facts import NvmlFacts
 from rdmakit.topology.texts import kinds_of, read_texts
 
-__all__ = ["collect", "read_machines"]
+__all__ = ["Look", "collect", "read_machines"]
 
 _NVML, _SOFTWARE = "nvml.json", "software.json"
 _ROOTS = ("sys", "proc", "dev", "run", "etc")
@@ -32,6 +32,7 @@ _MOST_BYTES = 64 << 20
 
 
 Look = Callable[[Found, HostTree, Mapping[str, str]], None]
+"""Reads of a machine what somebody else will need of its directory."""
 
 
 class _RecordingTree(HostTree):

@@ -5,13 +5,39 @@ from __future__ import annotations
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
-from rdmakit.doctor.checks import limits
+from rdmakit.doctor.checks import (
+    counters,
+    expected,
+    gpu_driver,
+    gpu_state,
+    gpudirect,
+    isolation,
+    kernel,
+    limits,
+    memory,
+    pcie,
+    ports,
+    verbs,
+)
 from rdmakit.doctor.model import Check
 from rdmakit.errors import InvalidArgument
 
 __all__ = ["CHECKS", "select"]
 
-CHECKS: tuple[Check, ...] = (*limits.CHECKS,)
+CHECKS: tuple[Check, ...] = (
+    *limits.CHECKS,
+    *memory.CHECKS,
+    *kernel.CHECKS,
+    *isolation.CHECKS,
+    *gpu_driver.CHECKS,
+    *gpudirect.CHECKS,
+    *gpu_state.CHECKS,
+    *pcie.CHECKS,
+    *verbs.CHECKS,
+    *ports.CHECKS,
+    *counters.CHECKS,
+    *expected.CHECKS,
+)
 
 
 def select(only: Sequence[str] = (), skip: Sequence[str] = (), of: Sequence[str] = ()) -> list[str]:
