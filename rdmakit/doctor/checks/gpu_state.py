@@ -98,6 +98,9 @@ def _ecc(context: Context) -> Iterator[Finding]:
 
 def _xid(context: Context) -> Iterator[Finding]:
     log = kernel_log(context)
+    if not context.machine.gpus and not log.xids:
+        yield XID.finding(Status.SKIPPED, "no NVIDIA GPU is visible here")
+        return
     if not log.known:
         yield XID.finding(Status.UNKNOWN, "the kernel's log cannot be read: dmesg as root tells")
         return
@@ -252,8 +255,8 @@ MIG = _made(
     _mig,
 )
 ECC = _made("ecc", "Memory errors", "A GPU with bad memory ends jobs at random.", _ecc)
-XID = _made(
-    "xid",
+XID = Check(  # without need of a GPU: the one that fell off the bus is not visible any more
+    "gpu.xid",
     "Xid in the kernel's log",
     "The driver's own word for what went wrong with a GPU or an NVLink.",
     _xid,

@@ -124,7 +124,9 @@ def _link(context: Context) -> Iterator[Finding]:
         elif text:
             notes.append("a device that the text does not name")
     yield from found
-    if not seen:
+    if not seen and not context.machine.gpus and not context.machine.nics:
+        yield LINK.finding(Status.SKIPPED, "neither GPU nor RDMA device is here")
+    elif not seen:
         yield LINK.finding(Status.UNKNOWN, "speed and width of the links are not in these sources")
     elif not found:
         idle = f"; {len(notes)} GPU link(s) are slow while idle, which is normal" if notes else ""

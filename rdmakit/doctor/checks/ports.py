@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
+import msgspec
+
 from rdmakit.doctor.context import Context
 from rdmakit.doctor.facts import compute_ports
 from rdmakit.doctor.model import Check, Finding, Status
@@ -226,13 +228,20 @@ def _asked_index(context: Context) -> tuple[str, int] | None:
     return None
 
 
+def _is_roce(port: Port) -> bool:
+    if port.link_layer is None:
+        return any((gid.kind or "").startswith("RoCE") for gid in port.gids)
+    return port.link_layer == "Ethernet"
+
+
 def _gid(context: Context) -> Iterator[Finding]:
     chosen: Counter[str] = Counter()
     unknown: list[str] = []
-    bad, seen = 0, 0
+    bad: list[Finding] = []
+    seen = 0
     asked = _asked_index(context)
     for own, _, port in compute_ports(context):
-        if port is None or port.link_layer in ("InfiniBand", "iWARP") or port.active is False:
+        if port is None or port.active is False or not _is_roce(port):
             continue
         seen += 1
         if not port.gids:
@@ -240,10 +249,12 @@ def _gid(context: Context) -> Iterator[Finding]:
             continue
         finding = _gid_of(own, port, asked)
         if finding is not None:
-            bad += 1
-            yield finding
+            bad.append(finding)
         else:
             chosen[str(choose_gid(port)[0])] += 1
+    for finding in bad:  # a job can do without a port whose equals are good
+        grave = finding.status is Status.FAIL and chosen
+        yield msgspec.structs.replace(finding, status=Status.WARN) if grave else finding
     if not seen:
         yield GID.finding(Status.SKIPPED, "no RoCE port is up: InfiniBand uses GID 0")
     elif unknown:

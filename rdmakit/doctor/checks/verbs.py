@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from rdmakit.discovery.sysfs import PCI
 from rdmakit.doctor.context import Context
-from rdmakit.doctor.facts import in_container, loaded
+from rdmakit.doctor.facts import in_container, kernel_log, loaded, main_nics
 from rdmakit.doctor.model import Check, Finding, Status
 from rdmakit.topology.model import Nic, normal_address
 
@@ -155,6 +155,29 @@ def _firmware(context: Context) -> Iterator[Finding]:
         yield FIRMWARE.finding(Status.OK, told)
 
 
+def _cables(context: Context) -> Iterator[Finding]:
+    log = kernel_log(context)
+    main = main_nics(context)
+    told = [(pci, why) for pci, why in log.cables if pci in main]
+    if not log.known:
+        yield CABLES.finding(Status.UNKNOWN, "the kernel's log cannot be read: dmesg as root tells")
+        return
+    for pci, why in told:
+        nic = context.machine.nic(pci)
+        name = (nic.name or nic.label) if nic is not None else pci
+        yield CABLES.finding(
+            Status.WARN,
+            f"the card says: cable error, {why}",
+            subject=name,
+            expected="a cable that the card knows and reads",
+            cure=f"mlxlink -d {name} -m -c: reseat or replace cable and transceiver; one that is "
+            "too hot needs air",
+            urgency=24,
+        )
+    if not told:
+        yield CABLES.finding(Status.OK, "no cable error in the kernel's log")
+
+
 DEVICES = Check(
     "rdma.devices",
     "RDMA devices",
@@ -184,4 +207,12 @@ FIRMWARE = Check(
     needs=("rdma",),
 )
 
-CHECKS = (DEVICES, MODULES, FILES, FIRMWARE)
+CABLES = Check(
+    "rdma.cables",
+    "Cables and transceivers",
+    "A card that cannot read its transceiver, or finds it too hot, switches the port off.",
+    _cables,
+    needs=("rdma",),
+)
+
+CHECKS = (DEVICES, MODULES, FILES, FIRMWARE, CABLES)

@@ -19,8 +19,8 @@ _PEERMEM = re.compile(
 )
 _MISMATCH = re.compile(r"NVRM: API mismatch: the client has the version (\S+?),?(?:\s|$)", re.I)
 _MODULE = re.compile(
-    r"\bmlx[45]_core ([0-9a-f:.]+?):? .*?(?:Port module event\[error\]|module \d+, Cable error)"
-    r"[^,]*,?\s*(.*)",
+    r"\bmlx5_core ([0-9a-f:.]+?):? .*?Port module event.*?module \d+, Cable "
+    r"(error|plugged|unplugged),?\s*(.*)",
     re.I,
 )
 
@@ -46,7 +46,7 @@ class KernelLog:
     mismatch: tuple[str, ...] = ()
     """Versions of user libraries that the NVIDIA module refused."""
     cables: tuple[tuple[str, str], ...] = ()
-    """(PCI address, what is wrong) of transceivers and cables."""
+    """(PCI address, what is wrong) of transceivers and cables, by the last word on each card."""
 
 
 def parse_kernel_log(text: str) -> KernelLog:
@@ -54,7 +54,7 @@ def parse_kernel_log(text: str) -> KernelLog:
     xids: dict[Xid, None] = {}
     peermem: dict[str, None] = {}
     mismatch: dict[str, None] = {}
-    cables: dict[tuple[str, str], None] = {}
+    cables: dict[str, str] = {}
     known = False
     for line in lines_of(text):
         known = known or bool(line.strip())
@@ -66,5 +66,8 @@ def parse_kernel_log(text: str) -> KernelLog:
         elif match := _MISMATCH.search(line):
             mismatch[match[1]] = None
         elif match := _MODULE.search(line):
-            cables[normal_address(match[1]) or match[1], match[2].strip() or "cable error"] = None
-    return KernelLog(known, tuple(xids), tuple(peermem), tuple(mismatch), tuple(cables))
+            address = normal_address(match[1]) or match[1]
+            cables.pop(address, None)
+            if match[2].lower() == "error":
+                cables[address] = match[3].strip() or "no reason given"
+    return KernelLog(known, tuple(xids), tuple(peermem), tuple(mismatch), tuple(cables.items()))
