@@ -106,8 +106,9 @@ def _pretty(value: object) -> bytes:
 def _copy(tree: _RecordingTree, directory: Path) -> None:
     """Copy the files that were read, with the links on the way to them."""
     plain = HostTree(tree.root)
+    made: dict[str, str] = {}
     for path in [*tree.asked, *tree.listed]:
-        _copy_way(plain, path, directory)
+        _copy_way(plain, path, directory, made)
         where = plain.resolve(path)
         source, target = plain.locate(where), directory / where.lstrip("/")
         with contextlib.suppress(OSError):
@@ -118,17 +119,26 @@ def _copy(tree: _RecordingTree, directory: Path) -> None:
     for path in tree.listed:
         where = plain.resolve(path)
         for name in plain.listdir(where):
-            _copy_way(plain, f"{where}/{name}", directory, whole=True)
+            _copy_way(plain, f"{where}/{name}", directory, made, whole=True)
 
 
-def _copy_way(tree: HostTree, path: str, directory: Path, *, whole: bool = False) -> None:
-    """Make the directories and links that lead to ``path``; with ``whole`` the last part too."""
+def _copy_way(
+    tree: HostTree, path: str, directory: Path, made: dict[str, str], *, whole: bool = False
+) -> None:
+    """Make the directories and links that lead to ``path``; with ``whole`` the last part too.
+
+    ``made``: what is made already, and where it leads; thousands of paths share their ways.
+    """
     parts = [part for part in path.split("/") if part]
     here = ""
     for place, part in enumerate(parts):
-        full = f"{tree.resolve(here) if here else ''}/{part}".replace("//", "/")
-        source, target = Path(tree.root) / full.lstrip("/"), directory / full.lstrip("/")
+        full = f"{made[here] if here else ''}/{part}".replace("//", "/")
         last = place == len(parts) - 1
+        if full in made and not (last and whole):
+            here = full
+            continue
+        made[full] = tree.resolve(full)
+        source, target = Path(tree.root) / full.lstrip("/"), directory / full.lstrip("/")
         if target.is_symlink() or target.is_dir():
             pass
         elif source.is_symlink():

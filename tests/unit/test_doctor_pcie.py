@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rdmakit.discovery.machine import find_out
@@ -152,6 +152,7 @@ def test_control_register_by_sysfs(tmp_path: Path) -> None:
     assert ask_one(node(tmp_path), "pcie.read_request").found == "512 bytes on 8 NIC(s)"
 
 
+@settings(deadline=None)
 @given(st.integers(0, 0xFFFF), st.sampled_from([0x44, 0x60, 0x80, 0xF0]))
 def test_control_register(control: int, at: int) -> None:
     told = read_control(control_config(control, at=at))
@@ -161,6 +162,7 @@ def test_control_register(control: int, at: int) -> None:
     assert told.max_read == (128 * 2**size if size < 6 else None)
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=300))
 def test_any_bytes_are_no_register_or_one(config: bytes) -> None:
     told = read_control(config)

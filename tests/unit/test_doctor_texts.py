@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rdmakit.topology.model import PciControl
@@ -118,6 +118,7 @@ WORDS = st.lists(
 ).map("\n".join)
 
 
+@settings(deadline=None)
 @given(WORDS)
 def test_any_text_is_read_without_an_error(text: str) -> None:
     assert isinstance(parse_query(text), SmiQuery)

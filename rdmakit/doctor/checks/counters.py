@@ -105,7 +105,9 @@ def _read(context: Context) -> dict[str, dict[str, int]]:
             places.append(f"/sys/class/net/{port.netdev}/statistics")
         values: dict[str, int] = {}
         for place in places:
-            for name in (*_COUNTERS, _WAIT, _SENT):
+            for name in context.tree.listdir(place):
+                if name not in _COUNTERS and name not in (_WAIT, _SENT):
+                    continue
                 text = context.read(f"{place}/{name}") or ""
                 if text.isascii() and text.isdigit():
                     values[name] = int(text)

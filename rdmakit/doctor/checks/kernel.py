@@ -97,10 +97,8 @@ def _clock(context: Context) -> Iterator[Finding]:
 
 def _governor(context: Context) -> Iterator[Finding]:
     found: Counter[str] = Counter()
-    for name in context.tree.listdir(_CPUS)[:_MOST_CPUS]:
-        if not name.removeprefix("cpu").isdigit():
-            continue
-        base = f"{_CPUS}/{name}/cpufreq"
+    for name in context.tree.listdir(f"{_CPUS}/cpufreq")[:_MOST_CPUS]:
+        base = f"{_CPUS}/cpufreq/{name}"
         governor = context.read(f"{base}/scaling_governor")
         if governor is None:
             continue
@@ -115,12 +113,12 @@ def _governor(context: Context) -> Iterator[Finding]:
             Status.SKIPPED, "no CPU frequency control is visible (firmware or hypervisor has it)"
         )
     elif not slow:
-        yield GOVERNOR.finding(Status.OK, f"performance on {found.total()} CPUs")
+        yield GOVERNOR.finding(Status.OK, f"performance on {found.total()} group(s) of CPUs")
     else:
         told = ", ".join(f"{name} on {count}" for name, count in slow.items())
         yield GOVERNOR.finding(
             Status.WARN,
-            f"{told} of {found.total()} CPUs",
+            f"{told} of {found.total()} group(s) of CPUs",
             expected="performance",
             cure="cpupower frequency-set -g performance",
             urgency=80,
