@@ -20,6 +20,7 @@ __all__ = [
     "in_container",
     "kernel_log",
     "loaded",
+    "made_by_software",
     "main_nics",
     "modules",
     "open_driver",
@@ -106,6 +107,12 @@ def compute_ports(context: Context) -> Iterator[tuple[FabricPort, Nic, Port | No
         nic = context.machine.nic(own.nic)
         if nic is not None:
             yield own, nic, next((p for p in nic.ports if p.number == own.port), None)
+
+
+def made_by_software(context: Context, nic: Nic) -> bool:
+    """Return whether an RDMA device is made by software on a net device, without a card."""
+    known = context.tree.exists(f"/sys/class/infiniband/{nic.name}/.")
+    return (nic.name or "").startswith(("rxe", "siw")) or (known and nic.pci is None)
 
 
 def main_nics(context: Context) -> tuple[str, ...]:

@@ -110,10 +110,12 @@ def soft_roce(root: Path, *, up: bool = True, mtu: int = 1500) -> None:
 def test_soft_roce(tmp_path: Path) -> None:
     soft_roce(tmp_path / "good", mtu=9000)
     assert alarms(node(tmp_path / "good")) == []
+    assert ask_one(node(tmp_path / "good"), "pcie.link").status is Status.SKIPPED
     soft_roce(tmp_path / "down", up=False)
     (finding,) = ask(node(tmp_path / "down"), "rdma.state")
     assert finding.status is Status.FAIL
     assert finding.cure.startswith("ip link set dev eth0 up")
+    assert ask_one(node(tmp_path / "down"), "rdma.mtu").status is Status.SKIPPED
 
 
 def test_half_rate(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from rdmakit.doctor.context import Context
-from rdmakit.doctor.facts import main_nics, pci_devices
+from rdmakit.doctor.facts import made_by_software, main_nics, pci_devices
 from rdmakit.doctor.model import Check, Finding, Status
 from rdmakit.topology.acs import check_path, judge_acs, judge_link, near_pairs
 from rdmakit.topology.model import PciDevice
@@ -124,8 +124,9 @@ def _link(context: Context) -> Iterator[Finding]:
         elif text:
             notes.append("a device that the text does not name")
     yield from found
-    if not seen and not context.machine.gpus and not context.machine.nics:
-        yield LINK.finding(Status.SKIPPED, "neither GPU nor RDMA device is here")
+    cards = [nic for nic in context.machine.nics if not made_by_software(context, nic)]
+    if not seen and not context.machine.gpus and not cards:
+        yield LINK.finding(Status.SKIPPED, "neither GPU nor RDMA card is here")
     elif not seen:
         yield LINK.finding(Status.UNKNOWN, "speed and width of the links are not in these sources")
     elif not found:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import msgspec
 
 from rdmakit.doctor.context import Context
-from rdmakit.doctor.facts import compute_ports
+from rdmakit.doctor.facts import compute_ports, made_by_software
 from rdmakit.doctor.model import Check, Finding, Status
 from rdmakit.topology.fabric import FabricPort, same_card
 from rdmakit.topology.health import usual_rates
@@ -33,12 +33,6 @@ def _netdev(port: Port | None) -> str:
     return (port.netdev if port is not None else None) or "NETDEV"
 
 
-def _software(context: Context, nic: Nic) -> bool:
-    """Return whether an RDMA device is made by software on a net device, without a card."""
-    known = context.tree.exists(f"/sys/class/infiniband/{nic.name}/.")
-    return (nic.name or "").startswith(("rxe", "siw")) or (known and nic.pci is None)
-
-
 def _state_cure(context: Context, nic: Nic, port: Port | None) -> str:
     """Return the first thing to do with a port that is down."""
     name = nic.name or nic.label
@@ -49,7 +43,7 @@ def _state_cure(context: Context, nic: Nic, port: Port | None) -> str:
         return "start a subnet manager (opensm on one host, or the switch's own); sminfo shows it"
     if port is not None and port.active and port.link_up is False:
         return f"ibstat {name} and mlxlink -d {name}, until both states agree; reload the driver"
-    if _software(context, nic) and ethernet:  # Soft-RoCE follows its net device
+    if made_by_software(context, nic) and ethernet:  # Soft-RoCE follows its net device
         return f"ip link set dev {_netdev(port)} up; rdma link shows the state"
     if ethernet and phys in ("disabled", "", "linkup"):
         return (
@@ -155,10 +149,11 @@ def _narrow_slot(context: Context) -> str:
 
 def _mtu(context: Context) -> Iterator[Finding]:
     told: Counter[str] = Counter()
-    bad = 0
+    bad, up = 0, 0
     for own, _, port in compute_ports(context):
         if port is None or not port.active:
             continue
+        up += 1
         ethernet = port.link_layer == "Ethernet"
         small = port.active_mtu and port.max_mtu and port.active_mtu < port.max_mtu
         # 4096 bytes and the headers of RoCE v2 need 4200 on the wire.
@@ -181,7 +176,9 @@ def _mtu(context: Context) -> Iterator[Finding]:
             )
         elif port.active_mtu or port.netdev_mtu:
             told[f"{port.active_mtu or port.netdev_mtu}"] += 1
-    if not told and not bad:
+    if not up:
+        yield MTU.finding(Status.SKIPPED, "no port of the compute fabric is known to be up")
+    elif not told and not bad:
         yield MTU.finding(Status.UNKNOWN, "no source tells the ports' MTU (ibv_devinfo does)")
     elif not bad:
         yield MTU.finding(Status.OK, ", ".join(f"{mtu} on {n}" for mtu, n in told.items()))
