@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 import rdmakit
-from rdmakit.discovery.collect import collect
+from rdmakit.discovery.collect import Look, collect
 from rdmakit.discovery.machine import find_out
 from rdmakit.discovery.sysfs import read_sysfs
 from rdmakit.drivers.host import HostTree, run
@@ -61,6 +61,7 @@ def gather(
     *,
     glance: HostTree | None = None,
     offered: Sequence[str] | None = None,
+    look: Look | None = None,
 ) -> Job:
     """Look at every machine of a job. Collective, blocking for seconds.
 
@@ -76,6 +77,7 @@ def gather(
         glance: read its files only: no commands, no versions; milliseconds. What fails is a note
             of the machine. NVML is asked under Slurm alone, which hides GPUs from ranks.
         offered: network devices of this process's UCX.
+        look: with ``directory``: reads what else shall be kept there.
     """
     words = _RankWords(
         {name: os.environ[name] for name in (*VARIABLES, "UCX_NET_DEVICES") if name in os.environ},
@@ -94,7 +96,7 @@ def gather(
         if glance is not None:
             machine = _glance(host, views, glance)
         else:
-            machine = _look(host, views, {**software(), **facts}, directory)
+            machine = _look(host, views, {**software(), **facts}, directory, look)
     answers = [
         msgspec.json.decode(text, type=Machine | None)
         for text in bootstrap.allgather(msgspec.json.encode(machine))
@@ -121,11 +123,15 @@ def _own_view() -> NvmlFacts | None:
 
 
 def _look(
-    host: str, views: Sequence[NvmlFacts], facts: Mapping[str, str], directory: Path | None
+    host: str,
+    views: Sequence[NvmlFacts],
+    facts: Mapping[str, str],
+    directory: Path | None,
+    look: Look | None,
 ) -> Machine:
     nvml = merge_nvml(views) if views else None
     if directory is not None:
-        found = collect(directory / host, software=facts, nvml=nvml)
+        found = collect(directory / host, software=facts, nvml=nvml, look=look)
     else:
         found = find_out(nvml=nvml)
     machine = found.machine

@@ -9,7 +9,7 @@ several nodes.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -24,11 +24,15 @@ from rdmakit.topology.assemble import assemble
 from rdmakit.topology.facts import NvmlFacts
 from rdmakit.topology.texts import kinds_of, read_texts
 
-__all__ = ["collect", "read_machines"]
+__all__ = ["Look", "collect", "read_machines"]
 
 _NVML, _SOFTWARE = "nvml.json", "software.json"
 _ROOTS = ("sys", "proc", "dev", "run", "etc")
 _MOST_BYTES = 64 << 20
+
+
+Look = Callable[[Found, HostTree, Mapping[str, str]], None]
+"""Reads of a machine what somebody else will need of its directory."""
 
 
 class _RecordingTree(HostTree):
@@ -58,10 +62,20 @@ def collect(
     runner: Runner = run,
     software: Mapping[str, str] | None = None,
     nvml: NvmlFacts | None = None,
+    look: Look | None = None,
 ) -> Found:
     """Write what there is to know of this machine into ``directory``, and return it.
 
     Local, blocking: runs every command of :data:`COMMANDS`, each for 20 s at most.
+
+    Args:
+        directory: made where it is not there.
+        tree: the machine's files; None: this machine's.
+        runner: starts the commands.
+        software: versions to keep beside those that are found.
+        nvml: what NVML said already; None: it is asked.
+        look: called with what was found, the tree and the outputs by file; what it reads of the
+            tree is kept too.
 
     Raises:
         InvalidArgument: the directory cannot be written.
@@ -69,6 +83,8 @@ def collect(
     recording = _RecordingTree((tree or HostTree()).root)
     found = find_out(recording, runner, nvml=nvml)
     texts = run_commands(runner, list(COMMANDS))
+    if look is not None:
+        look(found, recording, texts)
     try:
         directory.mkdir(parents=True, exist_ok=True)
         for name, text in texts.items():
@@ -90,8 +106,9 @@ def _pretty(value: object) -> bytes:
 def _copy(tree: _RecordingTree, directory: Path) -> None:
     """Copy the files that were read, with the links on the way to them."""
     plain = HostTree(tree.root)
+    made: dict[str, str] = {}
     for path in [*tree.asked, *tree.listed]:
-        _copy_way(plain, path, directory)
+        _copy_way(plain, path, directory, made)
         where = plain.resolve(path)
         source, target = plain.locate(where), directory / where.lstrip("/")
         with contextlib.suppress(OSError):
@@ -102,17 +119,26 @@ def _copy(tree: _RecordingTree, directory: Path) -> None:
     for path in tree.listed:
         where = plain.resolve(path)
         for name in plain.listdir(where):
-            _copy_way(plain, f"{where}/{name}", directory, whole=True)
+            _copy_way(plain, f"{where}/{name}", directory, made, whole=True)
 
 
-def _copy_way(tree: HostTree, path: str, directory: Path, *, whole: bool = False) -> None:
-    """Make the directories and links that lead to ``path``; with ``whole`` the last part too."""
+def _copy_way(
+    tree: HostTree, path: str, directory: Path, made: dict[str, str], *, whole: bool = False
+) -> None:
+    """Make the directories and links that lead to ``path``; with ``whole`` the last part too.
+
+    ``made``: what is made already, and where it leads; thousands of paths share their ways.
+    """
     parts = [part for part in path.split("/") if part]
     here = ""
     for place, part in enumerate(parts):
-        full = f"{tree.resolve(here) if here else ''}/{part}".replace("//", "/")
-        source, target = Path(tree.root) / full.lstrip("/"), directory / full.lstrip("/")
+        full = f"{made[here] if here else ''}/{part}".replace("//", "/")
         last = place == len(parts) - 1
+        if full in made and not (last and whole):
+            here = full
+            continue
+        made[full] = tree.resolve(full)
+        source, target = Path(tree.root) / full.lstrip("/"), directory / full.lstrip("/")
         if target.is_symlink() or target.is_dir():
             pass
         elif source.is_symlink():

@@ -6,16 +6,27 @@ from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
 from rdmakit.doctor.checks import (
+    counters,
+    expected,
+    gpu_driver,
+    gpu_state,
+    gpudirect,
     ipc,
+    isolation,
+    kernel,
     limits,
+    memory,
     mpi,
     mpi_settings,
     nccl,
     net,
     packages,
+    pcie,
+    ports,
     ucx,
     ucx_settings,
     ucx_tls,
+    verbs,
 )
 from rdmakit.doctor.model import Check
 from rdmakit.errors import InvalidArgument
@@ -24,6 +35,17 @@ __all__ = ["CHECKS", "select"]
 
 CHECKS: tuple[Check, ...] = (
     *limits.CHECKS,
+    *memory.CHECKS,
+    *kernel.CHECKS,
+    *isolation.CHECKS,
+    *gpu_driver.CHECKS,
+    *gpudirect.CHECKS,
+    *gpu_state.CHECKS,
+    *pcie.CHECKS,
+    *verbs.CHECKS,
+    *ports.CHECKS,
+    *counters.CHECKS,
+    *expected.CHECKS,
     *ucx.CHECKS,
     *ucx_tls.CHECKS,
     *ucx_settings.CHECKS,

@@ -72,6 +72,9 @@ class Context:
     outputs: Mapping[str, str] = field(default_factory=dict)
     """Outputs of commands by :data:`COMMANDS`' file names, where there are only files."""
 
+    told: dict[str, str | None] = field(default_factory=dict, repr=False, compare=False)
+    """What commands printed when they ran here: each runs once."""
+
     @cached_property
     def fabric(self) -> Fabric:
         """Which RDMA ports carry the job."""
@@ -88,10 +91,11 @@ class Context:
             return self.outputs[name]
         if not self.live:
             return None
-        result = self.runner(COMMANDS[name], seconds)
-        if result.error or not (result.stdout or result.ok):
-            return None
-        return result.stdout + result.stderr
+        if name not in self.told:
+            result = self.runner(COMMANDS[name], seconds)
+            nothing = result.error or not (result.stdout or result.ok)
+            self.told[name] = None if nothing else result.stdout + result.stderr
+        return self.told[name]
 
     def has(self, need: str) -> str:
         """Return why ``need`` (see :class:`Check`) is not met, or nothing."""

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from rdmakit.bootstrap import MpiBootstrap
 from rdmakit.config import Config
+from rdmakit.doctor.collecting import read_for_checks
 from rdmakit.machines import Job, gather
 from rdmakit.nodes import find_nodes
 from rdmakit.process.phase import current
@@ -29,6 +30,8 @@ def look(config: Config, directory: Path | None = None) -> tuple[bool, Job]:
         bootstrap = MpiBootstrap()
         nodes = find_nodes(bootstrap, config.chosen(ranks_per_node=0)).layout.nodes
         library = str(MpiBootstrap.describe()["library"]).partition(",")[0]
-        job = gather(bootstrap, nodes, bootstrap.host, {"MPI": library}, directory)
+        job = gather(
+            bootstrap, nodes, bootstrap.host, {"MPI": library}, directory, look=read_for_checks
+        )
         bootstrap.free()
     return users.rank == 0, job

@@ -92,9 +92,10 @@ def run_topo(options: TopoOptions, config: Config) -> int:
 def _alone(options: TopoOptions, chosen: Sequence[str]) -> tuple[Survey, dict[int, str | None]]:
     """Look at this machine without MPI."""
     if options.collect is not None:
+        from rdmakit.doctor.collecting import read_for_checks
         from rdmakit.machines import software
 
-        found = collect(options.collect, software=software())
+        found = collect(options.collect, software=software(), look=read_for_checks)
         print(f"written: {options.collect}", file=sys.stderr)
     else:
         found = find_out()

@@ -12,6 +12,10 @@ __all__ = ["CHECKS"]
 
 _ENOUGH = 1 << 36
 """Bytes: 64 GiB may be locked by any job that is met in practice."""
+_FILES, _FILES_PER_PEER = 256, 4
+"""Files that a rank holds open alone (libraries, devices, event channels), and for each peer."""
+_TASKS, _TASKS_PER_RANK = 256, 64
+"""Threads of launcher and shell, and of a rank with MPI, UCX and CUDA."""
 
 
 def _soft(context: Context, title: str) -> int | None:
@@ -42,6 +46,55 @@ def _memlock(context: Context) -> Iterator[Finding]:
         )
 
 
+def _files(context: Context) -> Iterator[Finding]:
+    limit = _soft(context, "Max open files")
+    need = _FILES + _FILES_PER_PEER * context.job_size
+    if limit is None:
+        yield FILES.finding(Status.UNKNOWN, "/proc/self/limits does not tell")
+    elif limit < 0 or limit >= need:
+        text = "unlimited" if limit < 0 else f"{limit} files for {context.job_size} rank(s)"
+        yield FILES.finding(Status.OK, text)
+    else:
+        yield FILES.finding(
+            Status.FAIL if limit < _FILES // 4 + context.job_size else Status.WARN,
+            f"{limit} files may be open in a process",
+            expected=f"{need} or more for {context.job_size} rank(s)",
+            cure="ulimit -n 65536 where the job starts: /etc/security/limits.conf ('* - nofile "
+            "65536'), LimitNOFILE=65536 of the launcher's daemon (slurmd, sshd), docker run "
+            "--ulimit nofile=65536",
+            urgency=30,
+        )
+
+
+def _processes(context: Context) -> Iterator[Finding]:
+    limits = []
+    own = _soft(context, "Max processes")
+    if own is not None and own >= 0:
+        limits.append((own, "the user's limit (ulimit -u)"))
+    group = context.read("/sys/fs/cgroup/pids.max") or ""
+    if group.isascii() and group.isdigit():
+        limits.append((int(group), "the control group's limit (pids.max)"))
+    if own is None and not group:
+        yield PROCESSES.finding(Status.UNKNOWN, "/proc/self/limits does not tell")
+        return
+    here = max(len(context.ranks), 1)
+    need = _TASKS + _TASKS_PER_RANK * here
+    limit, which = min(limits, default=(need, ""))
+    if limit >= need:
+        text = f"{limit} processes and threads" if which else "unlimited"
+        yield PROCESSES.finding(Status.OK, text)
+    else:
+        yield PROCESSES.finding(
+            Status.WARN,
+            f"{limit} processes and threads: {which}",
+            expected=f"{need} or more for {here} rank(s) on this node",
+            cure="ulimit -u unlimited where the job starts (/etc/security/limits.conf '* - nproc "
+            "unlimited'); docker run --pids-limit=-1, podman the same, TasksMax=infinity of the "
+            "launcher's daemon",
+            urgency=35,
+        )
+
+
 MEMLOCK = Check(
     "host.memlock",
     "Locked memory",
@@ -50,4 +103,20 @@ MEMLOCK = Check(
     _memlock,
 )
 
-CHECKS = (MEMLOCK,)
+FILES = Check(
+    "host.files",
+    "Open files",
+    "Every connection over TCP, event channel and shared segment is an open file: a rank of a "
+    "large job runs out of them while it connects.",
+    _files,
+)
+
+PROCESSES = Check(
+    "host.processes",
+    "Processes and threads",
+    "Ranks, MPI, UCX and CUDA start threads; where they cannot, the start fails with "
+    "'Resource temporarily unavailable'.",
+    _processes,
+)
+
+CHECKS = (MEMLOCK, FILES, PROCESSES)
