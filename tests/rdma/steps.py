@@ -37,7 +37,8 @@ WAIT_SECONDS = 120
 _MPIRUN = (
     "--host", "node0:{slots},node1:{slots}", "--map-by", "ppr:{slots}:node", "--bind-to", "none",
     "--prtemca", "plm_ssh_agent", AGENT, "--prtemca", "prte_if_include", "eth0",
-    "--mca", "pml", "ob1", "--mca", "btl_tcp_if_include", "eth0", "--mca", "mpi_yield_when_idle", "1",
+    "--mca", "pml", "ob1", "--mca", "btl", "self,sm,tcp", "--mca", "btl_tcp_if_include", "eth0",
+    "--mca", "mpi_yield_when_idle", "1",
 )  # fmt: skip
 
 LINK_DOWN = "ip link set eth1 down"
