@@ -32,6 +32,9 @@ _ROOTS = ("sys", "proc", "dev", "run", "etc")
 _MOST_BYTES = 64 << 20
 
 
+Look = Callable[[Found, HostTree, Mapping[str, str]], None]
+
+
 class _RecordingTree(HostTree):
     """Remembers every path it was asked for."""
 
@@ -59,19 +62,20 @@ def collect(
     runner: Runner = run,
     software: Mapping[str, str] | None = None,
     nvml: NvmlFacts | None = None,
-    also: Callable[[HostTree, Found], None] | None = None,
+    look: Look | None = None,
 ) -> Found:
     """Write what there is to know of this machine into ``directory``, and return it.
 
     Local, blocking: runs every command of :data:`COMMANDS`, each for 20 s at most.
 
     Args:
-        directory: made if it is not there.
-        tree: files of the machine.
-        runner: what starts commands.
-        software: versions to keep beside those that are found here.
+        directory: made where it is not there.
+        tree: the machine's files; None: this machine's.
+        runner: starts the commands.
+        software: versions to keep beside those that are found.
         nvml: what NVML said already; None: it is asked.
-        also: called with the files and what was found; every file that it reads is written too.
+        look: called with what was found, the tree and the outputs by file; what it reads of the
+            tree is kept too.
 
     Raises:
         InvalidArgument: the directory cannot be written.
@@ -80,8 +84,8 @@ def collect(
     found = find_out(recording, runner, nvml=nvml)
     texts = run_commands(runner, list(COMMANDS))
     found = replace(found, outputs=texts, environ=settings())
-    if also is not None:
-        also(recording, found)
+    if look is not None:
+        look(found, recording, texts)
     try:
         directory.mkdir(parents=True, exist_ok=True)
         for name, text in texts.items():

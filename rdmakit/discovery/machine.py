@@ -29,6 +29,9 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "lspci-vvv.txt": ("lspci", "-vvv"),
     "ucx_info-v.txt": ("ucx_info", "-v"),
     "ucx_info-d.txt": ("ucx_info", "-d"),
+    "nvidia-smi-q.txt": ("nvidia-smi", "-q"),
+    "dmesg.txt": ("dmesg",),
+    "lsmod.txt": ("lsmod",),
 }
 """Commands whose output is understood, by the file that keeps it."""
 
@@ -81,7 +84,7 @@ def find_out(
     wanted: list[str] = []
     if driver and not nvml.gpus:
         notes.append(f"NVML: {nvml.problem or 'no GPU'}; nvidia-smi is asked instead")
-        wanted += [name for name in COMMANDS if name.startswith("nvidia-smi")]
+        wanted += ["nvidia-smi-topo-m.txt", "nvidia-smi-topo-p2p.txt", "nvidia-smi-L.txt"]
     if sysfs.nics:
         wanted.append("ibv_devinfo-v.txt")  # sysfs does not tell the active MTU
     texts = read_texts(run_commands(runner, wanted))

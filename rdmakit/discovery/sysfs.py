@@ -10,7 +10,7 @@ from rdmakit.drivers.host import HostTree
 from rdmakit.topology.cpulist import parse_cpus
 from rdmakit.topology.facts import SysfsFacts
 from rdmakit.topology.model import Gpu, NumaNode, PciDevice, PcieLink, normal_address
-from rdmakit.topology.pci_config import read_acs
+from rdmakit.topology.pci_config import read_acs, read_control
 
 __all__ = ["PCI", "read_sysfs"]
 
@@ -102,10 +102,12 @@ class _Pci:
 
     def _device(self, address: str, parent: str, kind: str) -> PciDevice:
         numa = self._number(address, "numa_node")
-        acs, known = None, False
+        acs, known, control = None, False, None
         if kind == "bridge":
             config = self.tree.read_bytes(f"{PCI}/{address}/config", _CONFIG_BYTES)
             acs, known = read_acs(config or b"")
+        elif kind in ("gpu", "nic"):
+            control = read_control(self.tree.read_bytes(f"{PCI}/{address}/config", 256) or b"")
         ids = ":".join((self._text(address, name) or "")[2:] for name in ("vendor", "device"))
         return PciDevice(
             address,
@@ -121,6 +123,7 @@ class _Pci:
             ),
             acs,
             known,
+            control,
         )
 
     def _number(self, address: str, name: str) -> int | None:

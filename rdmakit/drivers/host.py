@@ -108,6 +108,25 @@ class HostTree:
             todo.extend(piece for piece in target.split("/")[::-1] if piece)
         return "/" + "/".join(done)
 
+    def space(self, path: str) -> tuple[int, int] | None:
+        """Return (all, free) bytes of the file system at ``path``; None where it is not there.
+
+        Of this machine: a directory of another machine's files has no file systems of its own.
+        """
+        try:
+            told = os.statvfs(self.locate(path))
+        except OSError:
+            return None
+        return told.f_frsize * told.f_blocks, told.f_frsize * told.f_bavail
+
+    def why_closed(self, path: str) -> str | None:
+        """Return why a device file cannot be opened for reading and writing; None: it can."""
+        try:
+            os.close(os.open(self.locate(path), os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK))
+        except OSError as exc:
+            return exc.strerror or str(exc)
+        return None
+
     def _join(self, path: str) -> Path:
         return Path(self.root) / path.lstrip("/")
 

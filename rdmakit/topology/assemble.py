@@ -90,6 +90,9 @@ def _sources(sysfs: SysfsFacts, nvml: NvmlFacts, texts: Texts) -> tuple[str, ...
         "lspci": "lspci",
         "ucx": "ucx_info",
         "log": "a UCX log",
+        "query": "nvidia-smi -q",
+        "kernel": "dmesg",
+        "modules": "lsmod",
     }
     return (*found, *(title for kind, title in titles.items() if kind in kinds))
 

@@ -15,7 +15,7 @@ from rdmakit.topology.health import Health, judge_ports, usual_rates
 from rdmakit.topology.model import Machine, Nic, Port, natural
 from rdmakit.topology.words import Path
 
-__all__ = ["Fabric", "FabricPort", "classify"]
+__all__ = ["Fabric", "FabricPort", "classify", "same_card"]
 
 _NEAR = (Path.PIX, Path.PXB)
 
@@ -275,20 +275,25 @@ def _sort_by_place(machine: Machine, group: list[_Entry]) -> None:
         )
 
 
+def same_card(a: Nic, b: Nic) -> bool | None:
+    """Return whether two devices are ports of one card; None where the source does not tell."""
+    if a is b:
+        return True
+    if a.pci and b.pci:
+        return a.pci.rpartition(".")[0] == b.pci.rpartition(".")[0]
+    return True if a.image_guid and a.image_guid == b.image_guid else None
+
+
 def _partner(machine: Machine, entry: _Entry, group: list[_Entry]) -> bool:
     """Return whether another port of the group is on the same card."""
     for other in group:
         if other is entry:
             continue
-        if other.nic is entry.nic:
-            return True
         a, b = entry.nic, other.nic
-        if a.pci and b.pci:
-            if a.pci.rpartition(".")[0] == b.pci.rpartition(".")[0]:
-                return True
-        elif a.image_guid and a.image_guid == b.image_guid:
+        known = same_card(a, b)
+        if known:
             return True
-        elif entry.nearest not in _NEAR and other.nearest not in _NEAR:
+        if known is None and entry.nearest not in _NEAR and other.nearest not in _NEAR:
             relation = machine.relation(a.label, b.label)
             if relation is not None and relation.path is Path.PIX:
                 return True

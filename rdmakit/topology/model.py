@@ -21,6 +21,7 @@ __all__ = [
     "MigDevice",
     "Nic",
     "NumaNode",
+    "PciControl",
     "PciDevice",
     "PcieLink",
     "Port",
@@ -103,6 +104,16 @@ class Acs:
 
 
 @dataclass(frozen=True)
+class PciControl:
+    """What a device may do on PCIe, by its Device Control register."""
+
+    relaxed_ordering: bool | None = None
+    """Whether it may mark its writes as free to pass others."""
+    max_read: int | None = None
+    """Bytes that it may ask for in one read request."""
+
+
+@dataclass(frozen=True)
 class PciDevice:
     """A PCI device or bridge."""
 
@@ -118,6 +129,8 @@ class PciDevice:
     """None: not readable (needs root) or the bridge has none."""
     acs_known: bool = False
     """Whether None above means that there is none."""
+    control: PciControl | None = None
+    """None: not readable (needs root)."""
 
 
 @dataclass(frozen=True)

@@ -1,19 +1,22 @@
-"""Access control of a bridge, read from its PCI configuration space. Pure.
+"""Access control of a bridge and a device's control register, from PCI configuration space. Pure.
 
-Layout: PCI Express Base Specification, extended capabilities from 0x100, ACS is 0x000D with its
-control register at +6.
+Layout: PCI Express Base Specification. Capabilities begin where the byte at 0x34 points to; PCI
+Express is 0x10 with Device Control at +8. Extended capabilities begin at 0x100; ACS is 0x000D with
+its control register at +6.
 """
 
 from __future__ import annotations
 
-from rdmakit.topology.model import Acs
+from rdmakit.topology.model import Acs, PciControl
 
-__all__ = ["read_acs"]
+__all__ = ["read_acs", "read_control"]
 
 _EXTENDED = 0x100
 _ACS = 0x000D
 _MOST = 96
 """Capabilities that fit into the extended space; a longer chain is a loop."""
+_STATUS, _HAS_LIST, _FIRST = 0x06, 0x10, 0x34
+_EXPRESS = 0x10
 
 
 def read_acs(config: bytes) -> tuple[Acs | None, bool]:
@@ -44,3 +47,19 @@ def read_acs(config: bytes) -> tuple[Acs | None, bool]:
         if not _EXTENDED <= place <= len(config) - 8:
             break
     return None, True
+
+
+def read_control(config: bytes) -> PciControl | None:
+    """Return a device's control register; None without root, or where it is no PCIe device."""
+    if len(config) < _EXTENDED or not config[_STATUS] & _HAS_LIST:
+        return None
+    place = config[_FIRST] & 0xFC
+    for _ in range(_MOST):
+        if not 0x40 <= place <= _EXTENDED - 10:
+            return None
+        if config[place] == _EXPRESS:
+            control = int.from_bytes(config[place + 8 : place + 10], "little")
+            size = control >> 12 & 7
+            return PciControl(bool(control & 0x10), 128 << size if size <= 5 else None)
+        place = config[place + 1] & 0xFC
+    return None

@@ -9,10 +9,13 @@ from typing import TypeVar
 
 from rdmakit.topology.model import Nic, Port
 from rdmakit.topology.parsers.gids import GidTables, parse_show_gids
+from rdmakit.topology.parsers.kernel_log import KernelLog, parse_kernel_log
+from rdmakit.topology.parsers.lsmod import parse_modules
 from rdmakit.topology.parsers.lspci import Lspci, parse_lspci
 from rdmakit.topology.parsers.ports import PortTexts, parse_ports
 from rdmakit.topology.parsers.smi_list import SmiList, parse_list
 from rdmakit.topology.parsers.smi_matrix import SmiMatrix, parse_matrices
+from rdmakit.topology.parsers.smi_query import SmiQuery, parse_query
 from rdmakit.topology.parsers.ucx_info import UcxInfo, parse_ucx_info
 from rdmakit.topology.parsers.ucx_log import LogFinding, read_ucx_log
 from rdmakit.topology.text import clean
@@ -28,6 +31,10 @@ _SIGNS = {
     r"^\S+\s+\d+\s+\d+\s+[0-9a-f]{1,4}(:[0-9a-f]{0,4}){3,7}\s.*v[12]\b",
     "lspci": r"^([0-9a-f]{4}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]\s+\S.*: |^\s*(LnkCap|LnkSta|ACSCtl):",
     "ucx": r"^\W*(Memory domain|Transport|Library version|memory types|Component):",
+    "query": r"^=+NVSMI LOG=+|^Attached GPUs\s*:|^Failed to initialize NVML|^NVIDIA-SMI has failed",
+    # UCX stamps its lines too, with ten digits of seconds.
+    "kernel": r"^(<\d+>)?\[\s*\d{1,8}\.\d{6}\] (?!\[)|^\[\w{3} \w{3} [ \d]\d \d\d:|\bNVRM: ",
+    "modules": r"^Module\s+Size\s+Used by|^\w+ \d+ \d+ \S+ Live 0x",
     "log": r"\bUCX\s+(WARN|ERROR|FATAL|DEBUG|DIAG|INFO)\b|pml_ucx|Caught signal \d",
 }
 _COMPILED = {kind: re.compile(sign, re.MULTILINE | re.IGNORECASE) for kind, sign in _SIGNS.items()}
@@ -45,6 +52,10 @@ class Texts:
     lspci: Lspci = field(default_factory=Lspci)
     ucx: UcxInfo = field(default_factory=UcxInfo)
     log: tuple[LogFinding, ...] = ()
+    query: SmiQuery = field(default_factory=SmiQuery)
+    kernel: KernelLog = field(default_factory=KernelLog)
+    modules: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """Who uses each loaded kernel module; empty: not known."""
     kinds: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """What is in each text, by its name."""
     problems: tuple[str, ...] = ()
@@ -52,7 +63,7 @@ class Texts:
 
 
 def kinds_of(text: str) -> tuple[str, ...]:
-    """Return what is in a text: matrix, list, ports, gids, lspci, ucx, log."""
+    """Return what is in a text, by the names of :class:`Texts`' readers (``matrix``, ``log``)."""
     text = clean(text)
     return tuple(kind for kind, sign in _COMPILED.items() if sign.search(text))
 
@@ -70,6 +81,9 @@ def read_texts(texts: Mapping[str, str]) -> Texts:
         "gids": _gids,
         "lspci": _lspci,
         "ucx": _ucx,
+        "query": _query,
+        "kernel": _kernel,
+        "modules": _modules,
         "log": _log,
     }
     kinds: dict[str, tuple[str, ...]] = {}
@@ -155,6 +169,19 @@ def _ucx(found: Texts, name: str, text: str) -> Texts:
 
 def _log(found: Texts, name: str, text: str) -> Texts:
     return replace(found, log=(*found.log, *read_ucx_log(text)))
+
+
+def _query(found: Texts, name: str, text: str) -> Texts:
+    query = parse_query(text)
+    return replace(found, query=query) if len(query.gpus) >= len(found.query.gpus) else found
+
+
+def _kernel(found: Texts, name: str, text: str) -> Texts:
+    return replace(found, kernel=parse_kernel_log(text))
+
+
+def _modules(found: Texts, name: str, text: str) -> Texts:
+    return replace(found, modules=parse_modules(text) or found.modules)
 
 
 def merge_nics(first: tuple[Nic, ...], second: tuple[Nic, ...]) -> tuple[Nic, ...]:

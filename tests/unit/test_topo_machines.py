@@ -625,4 +625,6 @@ def test_every_command_is_known_to_the_collection() -> None:
         "show_gids",
         "lspci",
         "ucx_info",
+        "dmesg",
+        "lsmod",
     }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field, replace
 
-from rdmakit.topology.model import Acs, PciDevice, PcieLink, normal_address
+from rdmakit.topology.model import Acs, PciControl, PciDevice, PcieLink, normal_address
 from rdmakit.topology.text import lines_of
 
 __all__ = ["Lspci", "parse_lspci"]
@@ -46,6 +46,7 @@ class _Device:
     acs: Acs | None = None
     denied: bool = False
     capable: bool = False
+    control: PciControl = field(default_factory=PciControl)
 
     def link(self) -> PcieLink:
         return replace(
@@ -98,6 +99,7 @@ def _built(device: _Device, parents: dict[str, str]) -> PciDevice:
         device.link(),
         device.acs,
         acs_known=device.acs is not None or (device.capable and not device.denied),
+        control=device.control if device.control != PciControl() else None,
     )
 
 
@@ -126,6 +128,10 @@ def _read(line: str, device: _Device) -> None:
         device.capability = _link(match[1])
     elif match := re.match(r"\s*LnkSta:\s*(.*)", line):
         device.status = _link(match[1])
+    elif match := re.match(r"\s*(?:DevCtl:.*)?\bRlxdOrd([+-])", line):
+        device.control = replace(device.control, relaxed_ordering=match[1] == "+")
+    elif match := re.search(r"\bMaxReadReq (\d{3,4}) bytes", line, re.ASCII):
+        device.control = replace(device.control, max_read=int(match[1]))
     elif "<access denied>" in line:
         device.denied = True
     elif re.match(r"\s*Capabilities: \[[0-9a-f]+", line):
