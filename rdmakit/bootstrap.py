@@ -207,6 +207,10 @@ class Letters:
         message.Recv([data, self._mpi.BYTE])
         return status.Get_source(), bytes(data)
 
+    def abort(self, code: int) -> None:
+        """End every rank of the job."""
+        self.comm.Abort(code)
+
     @property
     def unsent(self) -> set[int]:
         """Ranks to whom something is still under way from here; ask after :meth:`receive`."""

@@ -1,9 +1,9 @@
 """A directory that describes a machine: written here, read anywhere without GPU or root.
 
 Below it lie ``sys`` and ``proc`` as far as discovery reads them, ``nvml.json``,
-``software.json``, ``environ.json`` (settings, no secrets) and one text file for each command. When read, texts are told apart by their
-content, so that files collected by hand serve as well. A directory of such directories is
-several nodes.
+``software.json``, ``environ.json`` (settings, no secrets) and one text file for each command.
+When read, texts are told apart by their content, so that files collected by hand serve as well.
+A directory of such directories is several nodes.
 """
 
 from __future__ import annotations

@@ -141,9 +141,7 @@ class Member:
         self._end: _End | None = None
         self._task: _Task | None = None
 
-    def run(
-        self, hello: Hello, checks: Sequence[Check], command: Sequence[str] = WORKER
-    ) -> bool:
+    def run(self, hello: Hello, checks: Sequence[Check], command: Sequence[str] = WORKER) -> bool:
         """Do what rank 0 asks, until it says that all is told. Blocking.
 
         Returns:

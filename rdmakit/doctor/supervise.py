@@ -48,7 +48,7 @@ def supervise(
     checks: Sequence[Check],
     report: NodeReport,
     *,
-    limits: Limits = Limits(),  # noqa: B008 - frozen
+    limits: Limits = Limits(),
     command: Sequence[str] = WORKER,
     heard: Callable[[Word], None] = lambda word: None,
     meanwhile: Callable[[], None] = lambda: None,
@@ -93,8 +93,7 @@ class _Supervisor:
             looked = self._child()
         for name in list(self.left):
             why = (
-                f"not run: the checks of this node together took longer than "
-                f"{self.limits.node:g} s"
+                f"not run: the checks of this node together took longer than {self.limits.node:g} s"
                 if looked
                 else "not run: the machine could not be looked at"
             )

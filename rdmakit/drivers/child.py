@@ -178,10 +178,11 @@ class Child:
 def _inherited() -> list[int]:
     """Return the open files, but the first three, that a new program would be given."""
     found = []
-    for name in os.listdir("/proc/self/fd"):
+    for entry in Path("/proc/self/fd").iterdir():
+        number = int(entry.name)
         with contextlib.suppress(OSError):
-            if int(name) > 2 and os.get_inheritable(int(name)):
-                found.append(int(name))
+            if number > 2 and os.get_inheritable(number):
+                found.append(number)
     return found
 
 

@@ -31,7 +31,6 @@ class Outcome:
     whys: Mapping[str, str] = field(default_factory=dict)
     """Why a check matters, by its identifier."""
     strict: bool = False
-    live: bool = True
 
     @property
     def exit(self) -> int:

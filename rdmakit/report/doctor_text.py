@@ -6,16 +6,17 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Sequence
+from typing import Protocol
 
 from rich.console import Console
 from rich.text import Text
 
 from rdmakit.doctor.fold import Folded, count, cures, fold, names_of, where
-from rdmakit.doctor.model import Check, Status
+from rdmakit.doctor.model import Status
 from rdmakit.report.doctor_schema import Outcome
 from rdmakit.report.terminal import on_terminal
 
-__all__ = ["print_checks", "print_doctor"]
+__all__ = ["Listed", "print_checks", "print_doctor"]
 
 _STYLES = {
     Status.FAIL: "bold red",
@@ -34,6 +35,30 @@ _WORDS = {
 _INDENT = 8
 _NO_TERMINAL = 100
 """Columns where no terminal says how many there are."""
+
+
+class Listed(Protocol):
+    """A check, of a node or of the job."""
+
+    @property
+    def id(self) -> str:
+        """Identifier."""
+        ...
+
+    @property
+    def title(self) -> str:
+        """A few words."""
+        ...
+
+    @property
+    def why(self) -> str:
+        """Why it matters."""
+        ...
+
+    @property
+    def needs(self) -> Sequence[str]:
+        """What must be there."""
+        ...
 
 
 class _Page:
@@ -153,7 +178,7 @@ def _summary(page: _Page, outcome: Outcome) -> None:
         page.say("What could not be found out is not ok: run as root, or see the reasons above.")
 
 
-def print_checks(checks: Sequence[Check]) -> None:
+def print_checks(checks: Sequence[Listed]) -> None:
     """Print identifiers, titles and reasons of checks."""
     page = _Page()
     for check in checks:

@@ -1,0 +1,127 @@
+"""``rdmakit doctor`` under a launcher: all nodes of the job, of which some may hang or die."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import sys
+import time
+from collections.abc import Sequence
+
+import msgspec
+
+from rdmakit.bootstrap import Letters, MpiBootstrap
+from rdmakit.config import Config
+from rdmakit.doctor.messages import NodeReport, Order
+from rdmakit.doctor.model import Finding
+from rdmakit.doctor.nodes import Collector, Hello, Member, Said
+from rdmakit.doctor.rank_view import node_key, own_view, process_place
+from rdmakit.errors import TransferTimeout
+from rdmakit.process.launcher import Launcher
+from rdmakit.process.phase import current
+from rdmakit.process.watchdog import abort_on_exception, end_job, install
+from rdmakit.survey.companion import Begin, Companion, Job, Nodes, NodeSaid
+from rdmakit.survey.doctor_options import show
+from rdmakit.survey.run import JobStep, Run
+
+__all__ = ["run_job"]
+
+
+def run_job(run: Run, config: Config, launcher: Launcher) -> int:
+    """Run and return the exit status; rank 0 prints. Blocking, each wait with a deadline.
+
+    Ends the job with status 1 where ranks are lost: MPI_Finalize would wait for them.
+
+    Raises:
+        SetupError: MPI does not come up.
+    """
+    companion = None
+    if launcher.local_rank == 0 or launcher.rank == 0:
+        begin = Begin(
+            options=run.options,
+            limits=run.limits,
+            checks=run.selected,
+            whys=run.whys,
+            rank=launcher.rank,
+            size=launcher.size,
+            pid=os.getpid(),
+        )
+        companion = Companion(begin)
+    try:
+        with companion.in_init() if companion is not None else contextlib.nullcontext():
+            letters = Letters()
+    except BaseException:
+        if companion is not None:
+            companion.done()
+        raise
+    host = socket.gethostname()
+    install(letters.rank, letters.size, host, letters.abort, config)
+    abort_on_exception(letters.rank, host, letters.abort)
+    with current.during("doctor"):
+        view = own_view(letters.rank, launcher.local_rank, config.ucx)
+        view = msgspec.structs.replace(view, facts={**view.facts, "processes": process_place()})
+        hello = Hello(node_key(config.node_id), view)
+        if letters.rank:
+            return _member(run, letters, hello, companion)
+        assert companion is not None
+        return _first(run, letters, hello, companion)
+
+
+def _member(run: Run, letters: Letters, hello: Hello, companion: Companion | None) -> int:
+    if companion is not None:
+        companion.done()
+    try:
+        together = Member(letters, run.limits).run(hello, run.checks, run.command)
+    except TransferTimeout as exc:
+        print(f"rdmakit: {exc}; ending the job", file=sys.stderr, flush=True)
+        time.sleep(1.0)  # for the report of rank 0's companion
+        end_job(letters.abort, 1)
+    if not together:
+        time.sleep(run.limits.silence)  # rank 0 prints and ends the job
+        os._exit(1)
+    _together(run.steps, ())
+    return 0
+
+
+def _first(run: Run, letters: Letters, hello: Hello, companion: Companion) -> int:
+    def on_word(node: int, said: Said) -> None:
+        companion.tell(NodeSaid(node, said))
+        if said.word.doing:
+            current.restore(("doctor: " + said.word.doing, (), 0, time.monotonic(), None))
+
+    collector = Collector(
+        letters,
+        run.limits,
+        on_nodes=lambda nodes: companion.tell(Nodes(nodes)),
+        on_word=on_word,
+        on_tick=companion.ping,
+    )
+    order = Order(checks=run.selected, profile=run.options.profile)
+    together = collector.run(hello, order, run.checks, run.command)
+    job = list(collector.missing)
+    for step in run.steps:
+        job += step.compare(collector.nodes) if step.compare is not None else ()
+    companion.tell(Job(job))
+    if together:
+        job += _together(run.steps, collector.nodes)
+    companion.done()
+    about = f"{letters.size} ranks on {len(collector.nodes)} node(s)"
+    status = show(run.options, collector.nodes, job, run.whys, about)
+    if not together:
+        end_job(letters.abort, 1)
+    return status
+
+
+def _together(steps: Sequence[JobStep], nodes: Sequence[NodeReport]) -> list[Finding]:
+    """Run the steps in which all ranks take part. Collective."""
+    found: list[Finding] = []
+    if not any(step.together for step in steps):
+        return found
+    bootstrap = MpiBootstrap()
+    for step in steps:
+        if step.together is not None:
+            with current.during(f"doctor: {step.id}", timeout=step.seconds):
+                found += step.together(bootstrap, nodes)
+    bootstrap.free()
+    return found
