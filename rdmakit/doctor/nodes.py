@@ -9,14 +9,14 @@ are reported all the same.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import msgspec
 
 from rdmakit.doctor.context import RankView
 from rdmakit.doctor.messages import NodeReport, Order, Word
-from rdmakit.doctor.model import Check, Finding, Status
+from rdmakit.doctor.model import Finding, Status
 from rdmakit.doctor.supervise import NODE_CHECK, Limits, supervise
 from rdmakit.doctor.worker import WORKER
 from rdmakit.errors import TransferTimeout
@@ -141,7 +141,9 @@ class Member:
         self._end: _End | None = None
         self._task: _Task | None = None
 
-    def run(self, hello: Hello, checks: Sequence[Check], command: Sequence[str] = WORKER) -> bool:
+    def run(
+        self, hello: Hello, seconds: Mapping[str, float], command: Sequence[str] = WORKER
+    ) -> bool:
         """Do what rank 0 asks, until it says that all is told. Blocking.
 
         Returns:
@@ -159,11 +161,11 @@ class Member:
             report = NodeReport(host=hello.view.host)
             supervise(
                 order,
-                checks,
+                seconds,
                 report,
                 limits=self._clock.limits,
                 command=command,
-                heard=lambda word: self._clock.send(0, Said(word)),
+                heard=lambda word: self._clock.send(0, Said(word, report.complete)),
                 meanwhile=self._look,
             )
             self._clock.send(0, Said(Word(), complete=True))
@@ -213,7 +215,7 @@ class Collector:
         self,
         hello: Hello,
         order: Order,
-        checks: Sequence[Check],
+        seconds: Mapping[str, float],
         command: Sequence[str] = WORKER,
     ) -> bool:
         """Collect. Blocking, with deadlines; returns whether all ranks of the job are there."""
@@ -224,11 +226,11 @@ class Collector:
         self._begin(order)
         supervise(
             self._order(order, 0),
-            checks,
+            seconds,
             self.nodes[0],
             limits=self._clock.limits,
             command=command,
-            heard=lambda word: self._on_word(0, Said(word)),
+            heard=lambda word: self._on_word(0, Said(word, self.nodes[0].complete)),
             meanwhile=self._look,
         )
         self._on_word(0, Said(Word(), complete=True))

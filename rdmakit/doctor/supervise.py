@@ -10,13 +10,13 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
 
 from rdmakit.doctor.messages import NodeReport, Order, Word
-from rdmakit.doctor.model import Check, Finding, Status
+from rdmakit.doctor.model import Finding, Status
 from rdmakit.doctor.worker import LOOK, WORKER
 from rdmakit.drivers.child import Child
 
@@ -41,11 +41,13 @@ class Limits:
     """Without a sign of life, after which a node or rank is given up."""
     init: float = 60.0
     """For MPI_Init."""
+    own: float = 20.0
+    """For what a node finds wrong of itself where MPI_Init does not end."""
 
 
 def supervise(
     order: Order,
-    checks: Sequence[Check],
+    seconds: Mapping[str, float],
     report: NodeReport,
     *,
     limits: Limits = Limits(),
@@ -60,28 +62,28 @@ def supervise(
 
     Args:
         order: which checks, on what.
-        checks: all that there are, for their deadlines.
+        seconds: how long each check may take, by its identifier.
         report: filled as words come.
         limits: deadlines.
         command: starts a worker; the number of this process is added.
         heard: called with each word, also with those made here for a check that was ended.
         meanwhile: called ten times a second.
     """
-    _Supervisor(order, {c.id: c for c in checks}, report, limits, command, heard, meanwhile).run()
+    _Supervisor(order, seconds, report, limits, command, heard, meanwhile).run()
 
 
 class _Supervisor:
     def __init__(
         self,
         order: Order,
-        checks: dict[str, Check],
+        seconds: Mapping[str, float],
         report: NodeReport,
         limits: Limits,
         command: Sequence[str],
         heard: Callable[[Word], None],
         meanwhile: Callable[[], None],
     ) -> None:
-        self.order, self.checks, self.report = order, checks, report
+        self.order, self.seconds, self.report = order, seconds, report
         self.limits, self.command = limits, [*command, str(os.getpid())]
         self.heard, self.meanwhile = heard, meanwhile
         self.left = list(order.checks)
@@ -130,12 +132,13 @@ class _Supervisor:
     def _seconds(self, doing: str) -> float:
         if doing == LOOK:
             return self.limits.look
-        return self.checks[doing].seconds if doing else _END_SECONDS
+        return self.seconds[doing] if doing else _END_SECONDS
 
     def _hear(self, word: Word) -> None:
         if word.check in self.left:
             self.left.remove(word.check)
         self.report.hear(word)
+        self.report.complete = not self.left
         self.heard(word)
 
     def _hung(self, child: Child, doing: str, looked: bool) -> None:

@@ -10,7 +10,7 @@ without a word.
 from __future__ import annotations
 
 import contextlib
-import ctypes
+import faulthandler
 import fcntl
 import os
 import select
@@ -25,13 +25,13 @@ from collections.abc import Iterator
 import msgspec
 
 from rdmakit.doctor.messages import NodeReport, Order
-from rdmakit.doctor.model import Check, Finding, Status
+from rdmakit.doctor.model import Finding, Status
 from rdmakit.doctor.nodes import INTERFACES, Said
 from rdmakit.doctor.rank_view import process_place
 from rdmakit.doctor.supervise import NODE_CHECK, Limits, supervise
 from rdmakit.survey.doctor_options import DoctorOptions, show
 
-__all__ = ["Begin", "Companion", "main"]
+__all__ = ["Begin", "Companion", "limited_init", "main"]
 
 _PING = 1.0
 
@@ -43,10 +43,12 @@ class Begin(msgspec.Struct, frozen=True, kw_only=True, tag="begin"):
     limits: Limits
     checks: list[str]
     """Identifiers of those that run."""
+    seconds: dict[str, float]
+    command: list[str]
+    """Starts a worker."""
     whys: dict[str, str]
     rank: int
     size: int
-    pid: int
 
 
 class Initialized(msgspec.Struct, frozen=True, tag="initialized"):
@@ -83,6 +85,21 @@ class Done(msgspec.Struct, frozen=True, tag="done"):
 _Message = Begin | Initialized | Nodes | NodeSaid | Job | Ping | Done
 
 
+@contextlib.contextmanager
+def limited_init(limits: Limits) -> Iterator[None]:
+    """Hold while MPI_Init runs: this process ends with status 1 where that does not return.
+
+    By a thread in C, as the interpreter's lock is held meanwhile; some seconds after the limit,
+    when the companion has spoken.
+    """
+    with open(os.devnull, "w") as quiet:  # noqa: PTH123
+        faulthandler.dump_traceback_later(limits.init + limits.own + 2.0, exit=True, file=quiet)
+        try:
+            yield
+        finally:
+            faulthandler.cancel_dump_traceback_later()
+
+
 class Companion:
     """A rank's line to its companion. Only the maker waits, for a second at most, in ``done``."""
 
@@ -97,24 +114,6 @@ class Companion:
         self._pending = b""
         self._pinged = 0.0
         self.tell(begin)
-
-    @contextlib.contextmanager
-    def in_init(self) -> Iterator[None]:
-        """Hold while MPI_Init runs, so that the companion can end this process with status 1.
-
-        It holds the interpreter's lock where it hangs, so no handler in Python would run; but
-        the number of SIGHUP is 1, and as a handler C's _exit takes it for the status.
-        """
-        libc = ctypes.CDLL(None)
-        libc.signal.restype = ctypes.c_void_p
-        libc.signal.argtypes = [ctypes.c_int, ctypes.c_void_p]
-        leave = ctypes.cast(libc._exit, ctypes.c_void_p)
-        before = libc.signal(int(signal.SIGHUP), leave)
-        try:
-            yield
-        finally:
-            libc.signal(int(signal.SIGHUP), before)
-        self.tell(Initialized())
 
     def ping(self) -> None:
         """Give a sign of life, not too often."""
@@ -141,8 +140,7 @@ class Companion:
 class _Listener:
     """The other side."""
 
-    def __init__(self, checks: tuple[Check, ...]) -> None:
-        self.checks = checks
+    def __init__(self) -> None:
         self.begin: Begin | None = None
         self.nodes: list[NodeReport] = []
         self.job: list[Finding] = []
@@ -152,8 +150,12 @@ class _Listener:
         """Ranks of this host by the descriptor that tells of their end."""
         self.first_dead: int | None = None
         self.half = b""
+        # The end has an entry of its own: unread words must not lend it their place in the order.
+        self.end = os.dup(0)
+        os.set_blocking(0, False)
         self.poll = select.epoll()
         self.poll.register(0, select.EPOLLIN)
+        self.poll.register(self.end, 0)
 
     def run(self) -> None:
         """Listen until the rank has spoken, or cannot."""
@@ -165,17 +167,22 @@ class _Listener:
                 self._late()
                 return
             number = events[0][0]
-            if number != 0:
+            if number in self.watched:
                 self._dead(number)
-                continue
-            data = os.read(0, 1 << 16)
-            if not data:
+            elif self._read():
+                return
+            elif number == self.end:
                 self._ended()
                 return
-            *lines, self.half = (self.half + data).split(b"\n")
-            for line in lines:
-                if self._hear(msgspec.json.decode(line, type=_Message)):
-                    return
+
+    def _read(self) -> bool:
+        """Take over what has come and return whether the last word is among it."""
+        data = b""
+        with contextlib.suppress(BlockingIOError):
+            while part := os.read(0, 1 << 16):
+                data += part
+        *lines, self.half = (self.half + data).split(b"\n")
+        return any([self._hear(msgspec.json.decode(line, type=_Message)) for line in lines])
 
     def _hear(self, message: _Message) -> bool:
         """Take over a message and return whether it is the last."""
@@ -201,15 +208,21 @@ class _Listener:
         return isinstance(message, Done) or (self.initialized and self.begin.rank != 0)
 
     def _watch(self) -> None:
-        """Have the kernel tell when a rank of this host ends."""
+        """Have the kernel tell which rank ends first, where all of them are on this host.
+
+        Of ranks on several hosts the first that ends here may have been ended by the launcher.
+        """
         place = process_place()
-        for node in self.nodes:
-            for view in node.views:
-                if view.rank and place and view.facts.get("processes") == place:
-                    with contextlib.suppress(OSError):
-                        number = os.pidfd_open(view.pid)
-                        self.poll.register(number, select.EPOLLIN)
-                        self.watched[number] = view.rank
+        views = [view for node in self.nodes for view in node.views]
+        if not place or any(view.facts.get("processes") != place for view in views):
+            return
+        for view in views:
+            with contextlib.suppress(OSError):
+                if view.rank == 0:
+                    continue  # the end of its words tells
+                number = os.pidfd_open(view.pid)
+                self.poll.register(number, select.EPOLLIN)
+                self.watched[number] = view.rank
 
     def _dead(self, number: int) -> None:
         rank = self.watched.pop(number)
@@ -220,8 +233,8 @@ class _Listener:
 
     def _ended(self) -> None:
         """Rank 0 ended without a word."""
-        while self.watched and (events := self.poll.poll(0, 1)) and events[0][0] != 0:
-            self._dead(events[0][0])
+        if self.first_dead is None and self.watched:
+            self.first_dead = 0
         if self.initialized and self.nodes:
             self._partial("ended with the job before it reported", "died before it reported")
 
@@ -245,9 +258,11 @@ class _Listener:
             guilty = self.first_dead in node.ranks
             if node.complete and not guilty:
                 continue
+            told = node.complete
             node.complete = False
             doing = f"; last heard in {node.doing}" if node.doing else ""
             text = f"node {node.host}: {culprit if guilty else other}{doing}"
+            text = text.replace("died before it", "died after it") if told else text
             subject = f"rank {self.first_dead if guilty else node.ranks[0]}"
             node.findings.append(
                 Finding(
@@ -277,15 +292,13 @@ class _Listener:
         )
         _write(text)
         report = NodeReport(host=host)
-        limits = Limits(look=20.0, node=30.0)
-        supervise(Order(checks=begin.checks), self.checks, report, limits=limits)
+        limits = Limits(look=begin.limits.own, node=begin.limits.own)
+        order = Order(checks=begin.checks, profile=begin.options.profile)
+        supervise(order, begin.seconds, report, limits=limits, command=begin.command)
         for finding in report.findings:
             if finding.status in (Status.FAIL, Status.WARN):
                 line = f"rdmakit: {host}: {finding.status.value}: {finding.check}: {finding.found}"
                 _write(f"{line}; cure: {finding.cure}\n")
-        time.sleep(0.5)  # the launcher drops what comes with a rank's end
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(begin.pid, signal.SIGHUP)
 
 
 def _write(text: str) -> None:
@@ -304,14 +317,12 @@ def _interfaces() -> list[str]:
     return found
 
 
-def main(checks: tuple[Check, ...]) -> None:
+def main() -> None:
     """Be the companion of the process that writes to the standard input."""
     for number in (signal.SIGINT, signal.SIGTERM):  # meant for the job; its end is seen
         signal.signal(number, signal.SIG_IGN)
-    _Listener(checks).run()
+    _Listener().run()
 
 
 if __name__ == "__main__":
-    from rdmakit.doctor.catalog import CHECKS
-
-    main(CHECKS)
+    main()

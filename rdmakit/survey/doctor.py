@@ -98,4 +98,4 @@ def _files(run: Run, source: Path) -> int:
 
 
 def _supervise(run: Run, order: Order, report: NodeReport) -> None:
-    supervise(order, run.checks, report, limits=run.limits, command=run.command)
+    supervise(order, run.seconds, report, limits=run.limits, command=run.command)

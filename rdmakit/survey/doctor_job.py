@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import socket
 import sys
@@ -21,7 +20,15 @@ from rdmakit.errors import TransferTimeout
 from rdmakit.process.launcher import Launcher
 from rdmakit.process.phase import current
 from rdmakit.process.watchdog import abort_on_exception, end_job, install
-from rdmakit.survey.companion import Begin, Companion, Job, Nodes, NodeSaid
+from rdmakit.survey.companion import (
+    Begin,
+    Companion,
+    Initialized,
+    Job,
+    Nodes,
+    NodeSaid,
+    limited_init,
+)
 from rdmakit.survey.doctor_options import show
 from rdmakit.survey.run import JobStep, Run
 
@@ -42,15 +49,18 @@ def run_job(run: Run, config: Config, launcher: Launcher) -> int:
             options=run.options,
             limits=run.limits,
             checks=run.selected,
+            seconds=run.seconds,
+            command=list(run.command),
             whys=run.whys,
             rank=launcher.rank,
             size=launcher.size,
-            pid=os.getpid(),
         )
         companion = Companion(begin)
     try:
-        with companion.in_init() if companion is not None else contextlib.nullcontext():
+        with limited_init(run.limits):
             letters = Letters()
+        if companion is not None:
+            companion.tell(Initialized())
     except BaseException:
         if companion is not None:
             companion.done()
@@ -72,7 +82,7 @@ def _member(run: Run, letters: Letters, hello: Hello, companion: Companion | Non
     if companion is not None:
         companion.done()
     try:
-        together = Member(letters, run.limits).run(hello, run.checks, run.command)
+        together = Member(letters, run.limits).run(hello, run.seconds, run.command)
     except TransferTimeout as exc:
         print(f"rdmakit: {exc}; ending the job", file=sys.stderr, flush=True)
         time.sleep(1.0)  # for the report of rank 0's companion
@@ -98,7 +108,7 @@ def _first(run: Run, letters: Letters, hello: Hello, companion: Companion) -> in
         on_tick=companion.ping,
     )
     order = Order(checks=run.selected, profile=run.options.profile)
-    together = collector.run(hello, order, run.checks, run.command)
+    together = collector.run(hello, order, run.seconds, run.command)
     job = list(collector.missing)
     for step in run.steps:
         job += step.compare(collector.nodes) if step.compare is not None else ()

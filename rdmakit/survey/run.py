@@ -47,6 +47,11 @@ class Run:
     limits: Limits = field(default_factory=Limits)
 
     @property
+    def seconds(self) -> dict[str, float]:
+        """How long each check may take."""
+        return {check.id: check.seconds for check in self.checks}
+
+    @property
     def whys(self) -> dict[str, str]:
         """Why each check matters."""
         every: list[Listed] = [*self.checks, *self.steps]
