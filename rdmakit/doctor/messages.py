@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from rdmakit.doctor.context import RankView
@@ -35,6 +37,8 @@ class Word(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     machine: Machine | None = None
     environ: dict[str, str] = {}
     """Settings of the worker's environment, or collected ones."""
+    facts: dict[str, Any] = {}
+    """What the node tells the others of itself, for comparisons; see ``serve``."""
 
 
 class NodeReport(msgspec.Struct, kw_only=True):
@@ -47,6 +51,8 @@ class NodeReport(msgspec.Struct, kw_only=True):
     """Whether every check of it has answered or was ended by its own supervisor."""
     machine: Machine | None = None
     environ: dict[str, str] = {}
+    facts: dict[str, Any] = {}
+    """See :class:`Word`."""
     views: list[RankView] = []
     doing: str = ""
     """Check that was last heard to begin."""
@@ -58,3 +64,4 @@ class NodeReport(msgspec.Struct, kw_only=True):
         if word.machine is not None:
             self.machine = word.machine
             self.environ = dict(word.environ)
+        self.facts = self.facts or word.facts

@@ -21,7 +21,7 @@ from rdmakit.doctor.supervise import NODE_CHECK, Limits, supervise
 from rdmakit.doctor.worker import WORKER
 from rdmakit.errors import TransferTimeout
 
-__all__ = ["Collector", "Hello", "Mail", "Member", "Said", "form_nodes"]
+__all__ = ["Collector", "End", "Hello", "Mail", "Member", "Said", "form_nodes"]
 
 _PAUSE = 0.01
 """Seconds between looks into the letter box: other ranks of the node have work to do."""
@@ -81,14 +81,16 @@ class _Ask(msgspec.Struct, frozen=True, tag="ask"):
     """Who is still there?"""
 
 
-class _End(msgspec.Struct, frozen=True, tag="end"):
+class End(msgspec.Struct, frozen=True, tag="end"):
     """All is told."""
 
     together: bool
     """Whether every rank of the job is there, so that they can go on together."""
+    firsts: list[int] = []
+    """First rank of each node."""
 
 
-_Message = Hello | _Task | Said | _Alive | _Ask | _End
+_Message = Hello | _Task | Said | _Alive | _Ask | End
 
 
 def form_nodes(hellos: dict[int, Hello]) -> list[NodeReport]:
@@ -138,16 +140,18 @@ class Member:
 
     def __init__(self, mail: Mail, limits: Limits) -> None:
         self._clock = _Clock(mail, limits)
-        self._end: _End | None = None
+        self._end: End | None = None
         self._task: _Task | None = None
+        self.report: NodeReport | None = None
 
     def run(
         self, hello: Hello, seconds: Mapping[str, float], command: Sequence[str] = WORKER
-    ) -> bool:
+    ) -> End:
         """Do what rank 0 asks, until it says that all is told. Blocking.
 
         Returns:
             Whether all ranks are there; where not, MPI must not be finalized: it would wait.
+            The report of this rank's node is in ``report`` where it is the first of it.
 
         Raises:
             TransferTimeout: rank 0 gives no sign of life.
@@ -158,7 +162,7 @@ class Member:
             time.sleep(_PAUSE)
         if self._task is not None and self._task.order is not None:
             order = self._task.order
-            report = NodeReport(host=hello.view.host)
+            self.report = report = NodeReport(host=hello.view.host)
             supervise(
                 order,
                 seconds,
@@ -172,7 +176,7 @@ class Member:
         while self._end is None or self._clock.mail.unsent:
             self._look()
             time.sleep(_PAUSE)
-        return self._end.together
+        return self._end
 
     def _look(self) -> None:
         for sender, message in self._clock.messages():
@@ -180,7 +184,7 @@ class Member:
                 self._task = message
             elif isinstance(message, _Ask):
                 self._clock.send(sender, _Alive())
-            elif isinstance(message, _End):
+            elif isinstance(message, End):
                 self._end = message
         if self._clock.due():
             self._clock.send(0, _Alive())
@@ -242,9 +246,14 @@ class Collector:
         together = self._roll_call()
         there = {rank for rank in self._hellos if rank and not self._clock.silent(rank)}
         for rank in there:
-            self._clock.send(rank, _End(together))
+            self._clock.send(rank, End(together, self.firsts))
         self._wait(lambda: not self._clock.mail.unsent & there, silence)
         return together
+
+    @property
+    def firsts(self) -> list[int]:
+        """First rank of each node."""
+        return [node.ranks[0] for node in self.nodes]
 
     def _begin(self, order: Order) -> None:
         mail, silence = self._clock.mail, self._clock.limits.silence

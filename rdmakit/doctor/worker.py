@@ -11,7 +11,7 @@ import faulthandler
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -21,16 +21,19 @@ from rdmakit.discovery.machine import find_out
 from rdmakit.doctor import profile
 from rdmakit.doctor.context import Context, settings
 from rdmakit.doctor.messages import Order, Word
-from rdmakit.doctor.model import Check
+from rdmakit.doctor.model import Check, Finding, Status
 from rdmakit.doctor.run import run_check
 from rdmakit.drivers.host import HostTree, Runner, run
 
-__all__ = ["LOOK", "WORKER", "make_context", "serve"]
+__all__ = ["FACTS", "LOOK", "WORKER", "make_context", "serve"]
 
 WORKER = (sys.executable, "-m", "rdmakit.doctor.worker")
 """Command that starts it."""
 LOOK = "look"
 """Said while the machine is looked at, before the first check."""
+
+FACTS = "doctor.facts"
+"""Stands among the checks for what the node tells the others of itself."""
 
 _PR_SET_PDEATHSIG = 1
 
@@ -69,12 +72,18 @@ def make_context(order: Order, tree: HostTree | None = None, runner: Runner = ru
 
 
 def serve(
-    checks: Sequence[Check], tree: HostTree | None = None, runner: Runner = run, parent: int = 0
+    checks: Sequence[Check],
+    facts: Callable[[Context], object] | None = None,
+    tree: HostTree | None = None,
+    runner: Runner = run,
+    parent: int = 0,
 ) -> None:
     """Read the order, run the checks that it names, and say what comes of each.
 
     Args:
         checks: all that there are.
+        facts: returns what the node tells the others, as msgspec encodes it; runs where the order
+            has :data:`FACTS` among its checks.
         tree: files of this machine.
         runner: what starts commands.
         parent: process to end with; 0: none.
@@ -95,7 +104,19 @@ def serve(
     by_id = {check.id: check for check in checks}
     for name in order.checks:
         say(Word(doing=name))
-        say(Word(check=name, findings=run_check(by_id[name], context)))
+        if name != FACTS:
+            say(Word(check=name, findings=run_check(by_id[name], context)))
+        elif facts is not None:
+            say(_told(facts, context))
+
+
+def _told(facts: Callable[[Context], object], context: Context) -> Word:
+    try:
+        return Word(check=FACTS, facts=msgspec.to_builtins(facts(context)))
+    except Exception as exc:
+        text = f"it cannot be compared with others: {type(exc).__name__}: {exc}"
+        finding = Finding(check=FACTS, status=Status.UNKNOWN, found=text)
+        return Word(check=FACTS, findings=[finding])
 
 
 def _prepare(parent: int) -> None:

@@ -13,7 +13,6 @@ from rdmakit.config import Config
 from rdmakit.discovery.collect import read_machines
 from rdmakit.doctor.catalog import CHECKS, select
 from rdmakit.doctor.messages import NodeReport, Order
-from rdmakit.doctor.model import Finding
 from rdmakit.doctor.profile import load_profile
 from rdmakit.doctor.supervise import supervise
 from rdmakit.errors import InvalidArgument
@@ -38,14 +37,16 @@ def run_doctor(options: DoctorOptions, config: Config) -> int:
         SetupError: MPI does not come up.
     """
     launcher = launcher_of(os.environ)
-    known: list[Listed] = [*CHECKS, *JOB_STEPS, *PATH_STEPS]
+    between = [one for step in (*JOB_STEPS, *PATH_STEPS) for one in step.checks]
+    known: list[Listed] = [*CHECKS, *between]
     ids = select(options.only, options.skip, [one.id for one in known])
     wanted = (*JOB_STEPS, *(PATH_STEPS if options.path else ()))
     run = Run(
         options,
         CHECKS,
         [check.id for check in CHECKS if check.id in ids],
-        [step for step in wanted if step.id in ids],
+        [step for step in wanted if any(one.id in ids for one in step.checks)],
+        between=frozenset(one.id for one in between if one.id in ids),
     )
     if options.profile:
         load_profile(Path(options.profile))  # a wrong one is told before anything is started
@@ -79,8 +80,7 @@ def _alone(run: Run, launcher: Launcher) -> int:
     if run.options.path:
         raise InvalidArgument("--path needs two ranks at least: mpirun -n 2 rdmakit doctor --path")
     report = NodeReport(host=os.uname().nodename, ranks=[launcher.rank])
-    order = Order(checks=run.selected, profile=run.options.profile)
-    _supervise(run, order, report)
+    _supervise(run, run.order, report)
     return show(run.options, [report], [], run.whys, f"this machine, {report.host}")
 
 
@@ -88,12 +88,10 @@ def _files(run: Run, source: Path) -> int:
     nodes = []
     for found in read_machines(source):
         report = NodeReport(host=found.machine.host)
-        order = Order(checks=run.selected, profile=run.options.profile, source=found.path)
+        order = msgspec.structs.replace(run.order, source=found.path)
         _supervise(run, order, report)
         nodes.append(report)
-    job: list[Finding] = []
-    for step in run.steps:
-        job += step.compare(nodes) if step.compare is not None else ()
+    job = run.compared(nodes) if len(nodes) > 1 else []
     return show(run.options, nodes, job, run.whys, f"files of {len(nodes)} machine(s), {source}")
 
 

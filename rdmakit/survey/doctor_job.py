@@ -12,7 +12,7 @@ import msgspec
 
 from rdmakit.bootstrap import Letters, MpiBootstrap
 from rdmakit.config import Config
-from rdmakit.doctor.messages import NodeReport, Order
+from rdmakit.doctor.messages import NodeReport
 from rdmakit.doctor.model import Finding
 from rdmakit.doctor.nodes import Collector, Hello, Member, Said
 from rdmakit.doctor.rank_view import node_key, own_view, process_place
@@ -30,7 +30,7 @@ from rdmakit.survey.companion import (
     limited_init,
 )
 from rdmakit.survey.doctor_options import show
-from rdmakit.survey.run import JobStep, Run
+from rdmakit.survey.run import Run
 
 __all__ = ["run_job"]
 
@@ -82,15 +82,16 @@ def _member(run: Run, letters: Letters, hello: Hello, companion: Companion | Non
     if companion is not None:
         companion.done()
     try:
-        together = Member(letters, run.limits).run(hello, run.seconds, run.command)
+        member = Member(letters, run.limits)
+        end = member.run(hello, run.seconds, run.command)
     except TransferTimeout as exc:
         print(f"rdmakit: {exc}; ending the job", file=sys.stderr, flush=True)
         time.sleep(1.0)  # for the report of rank 0's companion
         end_job(letters.abort, 1)
-    if not together:
+    if not end.together:
         time.sleep(run.limits.silence)  # rank 0 prints and ends the job
         os._exit(1)
-    _together(run.steps, ())
+    _together(run, end.firsts, member.report)
     return 0
 
 
@@ -107,14 +108,11 @@ def _first(run: Run, letters: Letters, hello: Hello, companion: Companion) -> in
         on_word=on_word,
         on_tick=companion.ping,
     )
-    order = Order(checks=run.selected, profile=run.options.profile)
-    together = collector.run(hello, order, run.seconds, run.command)
-    job = list(collector.missing)
-    for step in run.steps:
-        job += step.compare(collector.nodes) if step.compare is not None else ()
+    together = collector.run(hello, run.order, run.seconds, run.command)
+    job = [*collector.missing, *run.compared(collector.nodes)]
     companion.tell(Job(job))
     if together:
-        job += _together(run.steps, collector.nodes)
+        job += _together(run, collector.firsts, collector.nodes[0])
     companion.done()
     about = f"{letters.size} ranks on {len(collector.nodes)} node(s)"
     status = show(run.options, collector.nodes, job, run.whys, about)
@@ -123,15 +121,22 @@ def _first(run: Run, letters: Letters, hello: Hello, companion: Companion) -> in
     return status
 
 
-def _together(steps: Sequence[JobStep], nodes: Sequence[NodeReport]) -> list[Finding]:
-    """Run the steps in which all ranks take part. Collective."""
+def _together(run: Run, firsts: Sequence[int], own: NodeReport | None) -> list[Finding]:
+    """Run the steps in which ranks take part. Collective; ``own``: on the first of a node."""
     found: list[Finding] = []
-    if not any(step.together for step in steps):
+    steps = [step for step in run.steps if step.compare is None]
+    if not steps or len(firsts) < 2:
         return found
     bootstrap = MpiBootstrap()
+    nodes = bootstrap.subset(firsts) if own is not None else None
     for step in steps:
-        if step.together is not None:
-            with current.during(f"doctor: {step.id}", timeout=step.seconds):
-                found += step.together(bootstrap, nodes)
+        with current.during(f"doctor: {step.checks[0].id}", timeout=step.seconds):
+            if step.ranks is not None:
+                found += step.ranks(bootstrap)
+            elif step.nodes is not None and nodes is not None and own is not None:
+                found += step.nodes(nodes, own)
+            bootstrap.barrier()
+    if nodes is not None:
+        nodes.free()
     bootstrap.free()
-    return found
+    return run.asked(found)
