@@ -38,11 +38,13 @@ class Cure:
 def names_of(nodes: Sequence[NodeReport]) -> list[str]:
     """Return a name for each node, each once: its host's, where several have it with a rank."""
     hosts = Counter(node.host for node in nodes)
-    names = []
+    names: list[str] = []
     for index, node in enumerate(nodes):
-        name = node.host
-        if hosts[name] > 1:
+        name = node.host or "node"
+        if hosts[node.host] > 1:
             name += f" (rank {node.ranks[0]})" if node.ranks else f" ({index})"
+        while name in names:
+            name += f" ({index})"
         names.append(name)
     return names
 

@@ -26,7 +26,6 @@ _VALUES = {
 }
 # XML 1.0 has no place for other control characters, however they are written.
 _NOT_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-_JOB = "job"
 
 
 def junit(outcome: Outcome) -> str:
@@ -36,7 +35,7 @@ def junit(outcome: Outcome) -> str:
     What could not be found out, and what has nothing to check, is skipped, with the reason.
     """
     root = ElementTree.Element("testsuites", name="rdmakit doctor")
-    for name, findings in _suites(outcome):
+    for name, findings in _suites(outcome, "job"):
         groups: dict[str, list[Finding]] = {check: [] for check in by_check(findings)}
         for finding in findings:
             groups[finding.check].append(finding)
@@ -87,7 +86,7 @@ def _told(finding: Finding, outcome: Outcome) -> str:
 def prometheus(outcome: Outcome, now: float | None = None) -> str:
     """Return metrics in Prometheus' text format: one sample for each check on each node.
 
-    Values: 0 ok, 1 skipped, 2 unknown, 3 warn, 4 fail.
+    Values: 0 ok, 1 skipped, 2 unknown, 3 warn, 4 fail. What is about the job has no node.
     """
     names = names_of(outcome.nodes)
     seconds = time.time() if now is None else now
@@ -146,12 +145,12 @@ def write_whole(path: Path, text: str) -> None:
         raise InvalidArgument(f"{path}: cannot be written: {exc.strerror or exc}") from exc
 
 
-def _suites(outcome: Outcome) -> list[tuple[str, Sequence[Finding]]]:
+def _suites(outcome: Outcome, job: str = "") -> list[tuple[str, Sequence[Finding]]]:
     names = names_of(outcome.nodes)
     found: list[tuple[str, Sequence[Finding]]] = [
         (name, node.findings) for name, node in zip(names, outcome.nodes, strict=True)
     ]
-    return [*found, (_JOB, outcome.job)] if outcome.job else found
+    return [*found, (job, outcome.job)] if outcome.job else found
 
 
 def _xml(text: str) -> str:
