@@ -81,8 +81,12 @@ class _Ask(msgspec.Struct, frozen=True, tag="ask"):
     """Who is still there?"""
 
 
+class _Bye(msgspec.Struct, frozen=True, tag="bye"):
+    """The sender's last letter."""
+
+
 class End(msgspec.Struct, frozen=True, tag="end"):
-    """All is told."""
+    """All is told: rank 0's last letter."""
 
     together: bool
     """Whether every rank of the job is there, so that they can go on together."""
@@ -90,7 +94,7 @@ class End(msgspec.Struct, frozen=True, tag="end"):
     """First rank of each node."""
 
 
-_Message = Hello | _Task | Said | _Alive | _Ask | End
+_Message = Hello | _Task | Said | _Alive | _Ask | _Bye | End
 
 
 def form_nodes(hellos: dict[int, Hello]) -> list[NodeReport]:
@@ -173,8 +177,14 @@ class Member:
                 meanwhile=self._look,
             )
             self._clock.send(0, Said(Word(), complete=True))
-        while self._end is None or self._clock.mail.unsent:
+        while self._end is None:
             self._look()
+            time.sleep(_PAUSE)
+        # MPICH takes it for an error of MPI_Finalize where a letter was never read.
+        self._clock.send(0, _Bye())
+        end = time.monotonic() + self._clock.limits.silence
+        while self._clock.mail.unsent and time.monotonic() < end:
+            self._clock.messages()
             time.sleep(_PAUSE)
         return self._end
 
@@ -186,6 +196,8 @@ class Member:
                 self._clock.send(sender, _Alive())
             elif isinstance(message, End):
                 self._end = message
+        if self._end is not None:
+            return
         if self._clock.due():
             self._clock.send(0, _Alive())
         if self._clock.silent(0):
@@ -211,6 +223,8 @@ class Collector:
         self._on_nodes, self._on_word, self._on_tick = on_nodes, on_word, on_tick
         self._hellos: dict[int, Hello] = {}
         self._node_of: dict[int, int] = {}
+        self._ended = False
+        self._left: set[int] = set()
         self.nodes: list[NodeReport] = []
         self.missing: list[Finding] = []
         """Ranks that never said a word, or none any more."""
@@ -247,8 +261,9 @@ class Collector:
         there = {rank for rank in self._hellos if rank and not self._clock.silent(rank)}
         for rank in there:
             self._clock.send(rank, End(together, self.firsts))
-        self._wait(lambda: not self._clock.mail.unsent & there, silence)
-        return together
+        self._ended = True
+        self._wait(lambda: there <= self._left and not self._clock.mail.unsent & there, silence)
+        return together and there <= self._left
 
     @property
     def firsts(self) -> list[int]:
@@ -286,13 +301,15 @@ class Collector:
         for sender, message in self._clock.messages():
             if isinstance(message, Hello) and not self.nodes:
                 self._hellos[sender] = message
+            elif isinstance(message, _Bye):
+                self._left.add(sender)
             elif isinstance(message, Said):
                 index = self._node_of[sender]
                 node = self.nodes[index]
                 node.hear(message.word)
                 node.complete = node.complete or message.complete
                 self._on_word(index, message)
-        if self._clock.due():
+        if self._clock.due() and not self._ended:
             for rank in range(1, self._clock.mail.size):
                 self._clock.send(rank, _Alive())
         self._on_tick()

@@ -71,6 +71,7 @@ class Child:
         self._given = given
         self._half = b""
         self._said = b""
+        self._reaped = False
         self.status: int | None = None
         """Exit status, negative for a signal; None while it runs or cannot be reaped."""
         self._send()
@@ -96,13 +97,19 @@ class Child:
 
     @property
     def finished(self) -> bool:
-        """Whether it has ended and all that it wrote was read."""
+        """Whether it has ended and all that it wrote was read; :meth:`kill` reaps it then."""
+        return self._out not in self._open and self._ended()
+
+    def _ended(self) -> bool:
+        """Note its status where it has ended, and leave its number to it: no other may get it."""
         if self.status is None:
+            options = os.WEXITED | os.WNOHANG | os.WNOWAIT
             with contextlib.suppress(ChildProcessError):
-                pid, status = os.waitpid(self.pid, os.WNOHANG)
-                if pid:
-                    self.status = os.waitstatus_to_exitcode(status)
-        return self.status is not None and self._out not in self._open
+                told = os.waitid(os.P_PID, self.pid, options)
+                if told is not None:
+                    code = told.si_status
+                    self.status = code if told.si_code == os.CLD_EXITED else -code
+        return self.status is not None
 
     @property
     def last_words(self) -> str:
@@ -132,20 +139,18 @@ class Child:
         return _state(self.pid)
 
     def kill(self) -> None:
-        """End it and what it started; the first call that finds it dead reaps it.
-
-        Blocking for a second at most.
-        """
+        """End it and what it started, and reap it. Blocking for a second at most."""
+        if self._reaped:
+            return
         with contextlib.suppress(OSError):
             os.killpg(self.pid, signal.SIGKILL)
         end = time.monotonic() + _REAP
-        while self.status is None and time.monotonic() < end:
-            with contextlib.suppress(ChildProcessError):
-                pid, status = os.waitpid(self.pid, os.WNOHANG)
-                if pid:
-                    self.status = os.waitstatus_to_exitcode(status)
-                    break
+        while not self._ended() and time.monotonic() < end:
             time.sleep(0.01)
+        if self.status is not None:
+            self._reaped = True
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(self.pid, os.WNOHANG)
         for number in list(self._open):
             self._close(number)
 

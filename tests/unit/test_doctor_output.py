@@ -199,9 +199,9 @@ def read_metrics(text: str) -> dict[tuple[str, frozenset[tuple[str, str]]], floa
 
 
 @settings(deadline=None)
-@given(_NODES)
-def test_metrics_are_read_back(nodes: list[NodeReport]) -> None:
-    metrics = read_metrics(prometheus(Outcome(nodes), now=12.5))
+@given(_NODES, st.lists(_FINDING, max_size=2))
+def test_metrics_are_read_back(nodes: list[NodeReport], job: list[Finding]) -> None:
+    metrics = read_metrics(prometheus(Outcome(nodes, tuple(job)), now=12.5))
     assert metrics["rdmakit_doctor_run_timestamp_seconds", frozenset()] == 12.5
     for name, own in zip(names_of(nodes), nodes, strict=True):
         reported = metrics["rdmakit_doctor_node_reported", frozenset([("node", name)])]
