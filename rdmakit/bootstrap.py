@@ -6,6 +6,7 @@ library it would load (see ``process.launcher``).
 
 from __future__ import annotations
 
+import ctypes
 import os
 import socket
 import time
@@ -17,10 +18,15 @@ from typing import Any
 import numpy as np
 
 from rdmakit.errors import SetupError
-from rdmakit.process.launcher import check_before_mpi, check_world, launcher_of
+from rdmakit.process.launcher import (
+    check_before_mpi,
+    check_world,
+    launcher_of,
+    mpi_family_to_load,
+)
 from rdmakit.process.origin import forked, forked_with_mpi
 
-__all__ = ["FORKED", "MpiBootstrap", "load_mpi", "may_be_threaded"]
+__all__ = ["FORKED", "Letters", "MpiBootstrap", "cuda_aware", "load_mpi", "may_be_threaded"]
 
 FORKED = (
     "this process was forked from a rank and is none; start processes with multiprocessing's spawn"
@@ -194,3 +200,59 @@ class MpiBootstrap:
             "mpi4py": mpi4py.__version__,
             "pid": os.getpid(),
         }
+
+
+class Letters:
+    """Small messages between single ranks of COMM_WORLD; no call waits for another rank.
+
+    For work in which some ranks may hang: nothing here is collective.
+    """
+
+    _TAG = 0x2D0C
+
+    def __init__(self) -> None:
+        """Make it. Local, blocking only where MPI is not up yet (MPI_Init)."""
+        self._mpi = load_mpi()
+        self.comm: Any = self._mpi.COMM_WORLD
+        self.rank: int = self.comm.Get_rank()
+        self.size: int = self.comm.Get_size()
+        self._sent: list[tuple[Any, int, bytes]] = []
+
+    def send(self, rank: int, data: bytes) -> None:
+        """Start to send ``data``; it moves while :meth:`receive` is called."""
+        request = self.comm.Isend([data, self._mpi.BYTE], rank, self._TAG)
+        self._sent.append((request, rank, data))
+
+    def receive(self) -> tuple[int, bytes] | None:
+        """Return a message that has arrived and its sender, or None."""
+        self._sent = [entry for entry in self._sent if not entry[0].Test()]
+        status = self._mpi.Status()
+        message = self.comm.Improbe(self._mpi.ANY_SOURCE, self._TAG, status)
+        if message is None:
+            return None
+        data = bytearray(status.Get_count(self._mpi.BYTE))
+        message.Recv([data, self._mpi.BYTE])
+        return status.Get_source(), bytes(data)
+
+    def abort(self, code: int) -> None:
+        """End every rank of the job."""
+        self.comm.Abort(code)
+
+    @property
+    def unsent(self) -> set[int]:
+        """Ranks to whom something is still under way from here; ask after :meth:`receive`."""
+        return {rank for _, rank, _ in self._sent}
+
+
+def cuda_aware() -> str:
+    """Return whether the MPI library takes GPU memory, by its own word: yes, no or unknown.
+
+    Local, after ``load_mpi``. MPIX_Query_cuda_support is an extension of Open MPI and MPICH.
+    """
+    load_mpi()
+    _, library = mpi_family_to_load()
+    try:
+        query = ctypes.CDLL(str(library)).MPIX_Query_cuda_support
+    except (OSError, AttributeError):
+        return "unknown"
+    return "yes" if query() else "no"

@@ -1,7 +1,7 @@
 """The command line: parses, calls, prints on rank 0, returns the exit status.
 
-Exit status: 0; 1 where a value was wrong, a proof is missing or the run failed; 2 for bad usage or
-set-up.
+Exit status: 0; 1 where a value was wrong, a proof is missing, a check or the run failed; 2 for bad
+usage or set-up; 3 where ``doctor --strict`` warns.
 """
 
 from __future__ import annotations
@@ -226,6 +226,41 @@ def hostfile(**given: Any) -> int:
     from rdmakit.survey.hostfile import HostfileOptions, run_hostfile
 
     return run_hostfile(HostfileOptions(**given))
+
+
+@cli.command()
+@click.option("--only", multiple=True, metavar="ID", help="Only this check (host.memlock, host).")
+@click.option("--skip", multiple=True, metavar="ID", help="Not this check; both may be repeated.")
+@click.option("--list", is_flag=True, help="Show the checks and why they matter; run none.")
+@click.option("--json", is_flag=True, help="Print JSON (schema rdmakit.doctor/1).")
+@click.option("--junit", default="", metavar="FILE", help="Also write JUnit XML.")
+@click.option(
+    "--prometheus",
+    default="",
+    metavar="FILE",
+    help="Also write metrics for node_exporter's textfile collector (FILE.prom).",
+)
+@click.option("--strict", is_flag=True, help="Exit status 3 where there are warnings only.")
+@click.option("--profile", default="", metavar="FILE", help="Values this site expects (TOML).")
+@click.option(
+    "--from",
+    "source",
+    default="",
+    metavar="DIR",
+    help="Judge collected files (rdmakit topo --collect) in place of this machine.",
+)
+@click.option("--path", is_flag=True, help="Prove which way bytes take between nodes as well.")
+@click.option("-v", "--verbose", is_flag=True, help="Show the good ones too.")
+def doctor(only: tuple[str, ...], skip: tuple[str, ...], **given: Any) -> int:
+    """Check machine, drivers, network and settings; say what is wrong and the cure.
+
+    Alone for this machine, under mpirun for all nodes of the job. Exit status 1 where a check
+    failed, 3 with --strict where one warns.
+    """
+    from rdmakit.survey.doctor import DoctorOptions, run_doctor
+
+    options = DoctorOptions(only=only, skip=skip, **given)
+    return run_doctor(options, Config.from_env(timeout=_BENCH_TIMEOUT))
 
 
 def main(args: list[str] | None = None) -> None:

@@ -1,9 +1,9 @@
 """A directory that describes a machine: written here, read anywhere without GPU or root.
 
 Below it lie ``sys`` and ``proc`` as far as discovery reads them, ``nvml.json``,
-``software.json`` and one text file for each command. When read, texts are told apart by their
-content, so that files collected by hand serve as well. A directory of such directories is
-several nodes.
+``software.json``, ``environ.json`` (settings, no secrets) and one text file for each command.
+When read, texts are told apart by their content, so that files collected by hand serve as well.
+A directory of such directories is several nodes.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from pathlib import Path
 import msgspec
 
 from rdmakit.discovery.machine import COMMANDS, Found, find_out, run_commands
+from rdmakit.discovery.settings import settings
 from rdmakit.discovery.sysfs import read_sysfs
 from rdmakit.drivers.host import HostTree, Runner, run
 from rdmakit.drivers.nvml import decode_nvml
@@ -26,7 +27,7 @@ from rdmakit.topology.texts import kinds_of, read_texts
 
 __all__ = ["Look", "collect", "read_machines"]
 
-_NVML, _SOFTWARE = "nvml.json", "software.json"
+_NVML, _SOFTWARE, _ENVIRON = "nvml.json", "software.json", "environ.json"
 _ROOTS = ("sys", "proc", "dev", "run", "etc")
 _MOST_BYTES = 64 << 20
 
@@ -83,6 +84,7 @@ def collect(
     recording = _RecordingTree((tree or HostTree()).root)
     found = find_out(recording, runner, nvml=nvml)
     texts = run_commands(runner, list(COMMANDS))
+    found = replace(found, outputs=texts, environ=settings())
     if look is not None:
         look(found, recording, texts)
     try:
@@ -93,6 +95,7 @@ def collect(
             (directory / _NVML).write_bytes(_pretty(found.nvml))
         told = {"host": found.machine.host, **found.machine.software, **(software or {})}
         (directory / _SOFTWARE).write_bytes(_pretty(told))
+        (directory / _ENVIRON).write_bytes(_pretty(dict(found.environ)))
         _copy(recording, directory)
     except OSError as exc:
         raise InvalidArgument(f"{directory}: cannot be written: {exc}") from exc
@@ -200,7 +203,7 @@ def _children(path: Path) -> list[Path]:
 def _folder(path: Path) -> _Folder:
     texts = {}
     for child in sorted(path.iterdir()):
-        if child.is_file() and child.name not in (_NVML, _SOFTWARE):
+        if child.is_file() and child.name not in (_NVML, _SOFTWARE, _ENVIRON):
             text = _text(child)
             if text is not None:
                 texts[child.name] = text
@@ -225,6 +228,7 @@ def _build(folder: _Folder, name: str) -> Found:
     sysfs = read_sysfs(HostTree(folder.path)) if folder.tree else None
     nvml = NvmlFacts()
     software: dict[str, str] = {}
+    environ: dict[str, str] = {}
     base = folder.path if folder.path.is_dir() else folder.path.parent
     whole = folder.path.is_dir()
     if whole and (base / _NVML).is_file():
@@ -232,9 +236,20 @@ def _build(folder: _Folder, name: str) -> Found:
     if whole and (base / _SOFTWARE).is_file():
         with contextlib.suppress(msgspec.MsgspecError):
             software = msgspec.json.decode((base / _SOFTWARE).read_bytes(), type=dict[str, str])
+    if whole and (base / _ENVIRON).is_file():
+        with contextlib.suppress(msgspec.MsgspecError):
+            environ = msgspec.json.decode((base / _ENVIRON).read_bytes(), type=dict[str, str])
     texts = read_texts(folder.texts)
     machine = assemble(sysfs, nvml, texts, software)
     if not machine.host:
         machine = replace(machine, host=name)
     notes = [f"{_NVML}: {nvml.problem}"] if nvml.problem and not nvml.gpus else []
-    return Found(machine.noted(*notes), texts, nvml)
+    return Found(
+        machine.noted(*notes),
+        texts,
+        nvml,
+        {name.rpartition("/")[2]: text for name, text in folder.texts.items()},
+        settings(environ),
+        str(folder.path) if folder.tree else "",
+        str(folder.path) if whole else str(base / next(iter(folder.texts))),
+    )

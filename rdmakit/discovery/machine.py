@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from rdmakit.discovery.sysfs import read_sysfs
 from rdmakit.drivers.host import HostTree, Runner, run
@@ -46,6 +46,14 @@ class Found:
     machine: Machine
     texts: Texts
     nvml: NvmlFacts
+    outputs: Mapping[str, str] = field(default_factory=dict)
+    """Texts by the name of their file, where they were read from files."""
+    environ: Mapping[str, str] = field(default_factory=dict)
+    """Settings that were collected with them."""
+    root: str = ""
+    """Directory of ``sys`` and ``proc``, where there is one."""
+    path: str = ""
+    """What it was read from."""
 
 
 def probe_machine(

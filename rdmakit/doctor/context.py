@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -10,32 +9,14 @@ from functools import cached_property
 import msgspec
 
 from rdmakit.discovery.machine import COMMANDS
+from rdmakit.discovery.settings import PREFIXES, settings
 from rdmakit.doctor.profile import Profile
 from rdmakit.drivers.host import HostTree, Runner, run
 from rdmakit.topology.fabric import Fabric, classify
 from rdmakit.topology.model import Machine
 from rdmakit.topology.texts import Texts
 
-__all__ = ["PREFIXES", "Context", "RankView"]
-
-PREFIXES = (
-    "RDMAKIT_",
-    "UCX_",
-    "NCCL_",
-    "OMPI_",
-    "PRTE_",
-    "PMIX_",
-    "MPICH_",
-    "MPIR_",
-    "I_MPI_",
-    "FI_",
-    "CUDA_",
-    "CUPY_",
-    "SLURM_",
-    "LD_LIBRARY_PATH",
-    "LD_PRELOAD",
-)
-"""Settings that change what a job does, by the start of their names."""
+__all__ = ["PREFIXES", "Context", "RankView", "missing", "settings"]
 
 
 class RankView(msgspec.Struct, frozen=True, kw_only=True):
@@ -108,12 +89,6 @@ class Context:
         if need == "job":
             return "" if self.job_size > 1 else "needs several ranks: start it with mpirun"
         raise AssertionError(f"unknown need {need!r}")
-
-
-def settings(environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the variables that change what a job does. Local."""
-    env = os.environ if environ is None else environ
-    return {name: env[name] for name in sorted(env) if name.startswith(PREFIXES)}
 
 
 def missing(context: Context, needs: Sequence[str]) -> str:

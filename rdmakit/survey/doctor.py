@@ -1,0 +1,99 @@
+"""``rdmakit doctor``: checks this machine, all nodes of a job, or collected directories."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from rdmakit.config import Config
+from rdmakit.discovery.collect import read_machines
+from rdmakit.doctor.catalog import CHECKS, select
+from rdmakit.doctor.messages import NodeReport, Order
+from rdmakit.doctor.profile import load_profile
+from rdmakit.doctor.supervise import supervise
+from rdmakit.errors import InvalidArgument
+from rdmakit.process.launcher import Launcher, launcher_of
+from rdmakit.report.doctor_text import Listed, print_checks
+from rdmakit.survey.doctor_options import DoctorOptions, show
+from rdmakit.survey.run import JobStep, Run
+
+__all__ = ["JOB_STEPS", "PATH_STEPS", "DoctorOptions", "run_doctor"]
+
+JOB_STEPS: tuple[JobStep, ...] = ()
+"""Checks of a job as a whole, in order."""
+PATH_STEPS: tuple[JobStep, ...] = ()
+"""Those of ``--path``, after the others."""
+
+
+def run_doctor(options: DoctorOptions, config: Config) -> int:
+    """Run and return the exit status. Blocking; under a launcher every rank calls it.
+
+    Raises:
+        InvalidArgument: an identifier fits no check, or a file cannot be read or written.
+        SetupError: MPI does not come up.
+    """
+    launcher = launcher_of(os.environ)
+    between = [one for step in (*JOB_STEPS, *PATH_STEPS) for one in step.checks]
+    known: list[Listed] = [*CHECKS, *between]
+    ids = select(options.only, options.skip, [one.id for one in known])
+    wanted = (*JOB_STEPS, *(PATH_STEPS if options.path else ()))
+    run = Run(
+        options,
+        CHECKS,
+        [check.id for check in CHECKS if check.id in ids],
+        [step for step in wanted if any(one.id in ids for one in step.checks)],
+        between=frozenset(one.id for one in between if one.id in ids),
+    )
+    if options.profile:
+        load_profile(Path(options.profile))  # a wrong one is told before anything is started
+    alone = launcher.size == 1 or options.list or options.source
+    if alone and launcher.rank:
+        return 0
+    if options.list:
+        _list([one for one in known if one.id in ids], as_json=options.json)
+        return 0
+    if options.source:
+        return _files(run, Path(options.source))
+    if launcher.size > 1:
+        from rdmakit.survey.doctor_job import run_job  # MPI, which one machine does not need
+
+        return run_job(run, config, launcher)
+    return _alone(run, launcher)
+
+
+def _list(shown: Sequence[Listed], *, as_json: bool) -> None:
+    if not as_json:
+        print_checks(shown)
+        return
+    listed = [
+        {"id": one.id, "title": one.title, "why": one.why, "needs": list(one.needs)}
+        for one in shown
+    ]
+    sys.stdout.write(msgspec.json.format(msgspec.json.encode(listed), indent=1).decode() + "\n")
+
+
+def _alone(run: Run, launcher: Launcher) -> int:
+    if run.options.path:
+        raise InvalidArgument("--path needs two ranks at least: mpirun -n 2 rdmakit doctor --path")
+    report = NodeReport(host=os.uname().nodename, ranks=[launcher.rank])
+    _supervise(run, run.order, report)
+    return show(run.options, [report], [], run.whys, f"this machine, {report.host}")
+
+
+def _files(run: Run, source: Path) -> int:
+    nodes = []
+    for found in read_machines(source):
+        report = NodeReport(host=found.machine.host)
+        order = msgspec.structs.replace(run.order, source=found.path)
+        _supervise(run, order, report)
+        nodes.append(report)
+    job = run.compared(nodes) if len(nodes) > 1 else []
+    return show(run.options, nodes, job, run.whys, f"files of {len(nodes)} machine(s), {source}")
+
+
+def _supervise(run: Run, order: Order, report: NodeReport) -> None:
+    supervise(order, run.seconds, report, limits=run.limits, command=run.command)

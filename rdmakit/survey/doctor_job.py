@@ -1,0 +1,142 @@
+"""``rdmakit doctor`` under a launcher: all nodes of the job, of which some may hang or die."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import time
+from collections.abc import Sequence
+
+import msgspec
+
+from rdmakit.bootstrap import Letters, MpiBootstrap
+from rdmakit.config import Config
+from rdmakit.doctor.messages import NodeReport
+from rdmakit.doctor.model import Finding
+from rdmakit.doctor.nodes import Collector, Hello, Member, Said
+from rdmakit.doctor.rank_view import node_key, own_view, process_place
+from rdmakit.errors import TransferTimeout
+from rdmakit.process.launcher import Launcher
+from rdmakit.process.phase import current
+from rdmakit.process.watchdog import abort_on_exception, end_job, install
+from rdmakit.survey.companion import (
+    Begin,
+    Companion,
+    Initialized,
+    Job,
+    Nodes,
+    NodeSaid,
+    limited_init,
+)
+from rdmakit.survey.doctor_options import show
+from rdmakit.survey.run import Run
+
+__all__ = ["run_job"]
+
+
+def run_job(run: Run, config: Config, launcher: Launcher) -> int:
+    """Run and return the exit status; rank 0 prints. Blocking, each wait with a deadline.
+
+    Ends the job with status 1 where ranks are lost: MPI_Finalize would wait for them.
+
+    Raises:
+        SetupError: MPI does not come up.
+    """
+    companion = None
+    if launcher.local_rank == 0 or launcher.rank == 0:
+        begin = Begin(
+            options=run.options,
+            limits=run.limits,
+            checks=run.selected,
+            seconds=run.seconds,
+            command=list(run.command),
+            whys=run.whys,
+            rank=launcher.rank,
+            size=launcher.size,
+        )
+        companion = Companion(begin)
+    try:
+        with limited_init(run.limits):
+            letters = Letters()
+        if companion is not None:
+            companion.tell(Initialized())
+    except BaseException:
+        if companion is not None:
+            companion.done()
+        raise
+    host = socket.gethostname()
+    install(letters.rank, letters.size, host, letters.abort, config)
+    abort_on_exception(letters.rank, host, letters.abort)
+    with current.during("doctor"):
+        view = own_view(letters.rank, launcher.local_rank, config.ucx)
+        view = msgspec.structs.replace(view, facts={**view.facts, "processes": process_place()})
+        hello = Hello(node_key(config.node_id), view)
+        if letters.rank:
+            return _member(run, letters, hello, companion)
+        assert companion is not None
+        return _first(run, letters, hello, companion)
+
+
+def _member(run: Run, letters: Letters, hello: Hello, companion: Companion | None) -> int:
+    if companion is not None:
+        companion.done()
+    try:
+        member = Member(letters, run.limits)
+        end = member.run(hello, run.seconds, run.command)
+    except TransferTimeout as exc:
+        print(f"rdmakit: {exc}; ending the job", file=sys.stderr, flush=True)
+        time.sleep(1.0)  # for the report of rank 0's companion
+        end_job(letters.abort, 1)
+    if not end.together:
+        time.sleep(run.limits.silence)  # rank 0 prints and ends the job
+        os._exit(1)
+    _together(run, end.firsts, member.report)
+    return 0
+
+
+def _first(run: Run, letters: Letters, hello: Hello, companion: Companion) -> int:
+    def on_word(node: int, said: Said) -> None:
+        companion.tell(NodeSaid(node, said))
+        if said.word.doing:
+            current.restore(("doctor: " + said.word.doing, (), 0, time.monotonic(), None))
+
+    collector = Collector(
+        letters,
+        run.limits,
+        on_nodes=lambda nodes: companion.tell(Nodes(nodes)),
+        on_word=on_word,
+        on_tick=companion.ping,
+    )
+    together = collector.run(hello, run.order, run.seconds, run.command)
+    job = [*collector.missing, *run.compared(collector.nodes)]
+    companion.tell(Job(job))
+    if together:
+        job += _together(run, collector.firsts, collector.nodes[0])
+    companion.done()
+    about = f"{letters.size} ranks on {len(collector.nodes)} node(s)"
+    status = show(run.options, collector.nodes, job, run.whys, about)
+    if not together:
+        end_job(letters.abort, 1)
+    return status
+
+
+def _together(run: Run, firsts: Sequence[int], own: NodeReport | None) -> list[Finding]:
+    """Run the steps in which ranks take part. Collective; ``own``: on the first of a node."""
+    found: list[Finding] = []
+    steps = [step for step in run.steps if step.compare is None]
+    if not steps or len(firsts) < 2:
+        return found
+    bootstrap = MpiBootstrap()
+    nodes = bootstrap.subset(firsts) if own is not None else None
+    for step in steps:
+        with current.during(f"doctor: {step.checks[0].id}", timeout=step.seconds):
+            if step.ranks is not None:
+                found += step.ranks(bootstrap)
+            elif step.nodes is not None and nodes is not None and own is not None:
+                found += step.nodes(nodes, own)
+            bootstrap.barrier()
+    if nodes is not None:
+        nodes.free()
+    bootstrap.free()
+    return run.asked(found)

@@ -1,0 +1,67 @@
+"""What ``rdmakit doctor`` was asked for, and showing what came of it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import rdmakit
+from rdmakit.doctor.messages import NodeReport
+from rdmakit.doctor.model import Finding
+from rdmakit.errors import InvalidArgument
+from rdmakit.report.doctor_files import junit, prometheus, write_whole
+from rdmakit.report.doctor_schema import Outcome, doctor_result, encode_doctor
+from rdmakit.report.doctor_text import print_doctor
+
+__all__ = ["DoctorOptions", "show"]
+
+
+@dataclass(frozen=True)
+class DoctorOptions:
+    """Options of the command; plain values, since they travel between processes."""
+
+    only: tuple[str, ...] = ()
+    skip: tuple[str, ...] = ()
+    list: bool = False
+    json: bool = False
+    junit: str = ""
+    prometheus: str = ""
+    strict: bool = False
+    profile: str = ""
+    source: str = ""
+    """Directory or file of other machines; nothing: this machine, or the job's."""
+    path: bool = False
+    """Prove the path between nodes as well."""
+    verbose: bool = False
+
+    def __post_init__(self) -> None:
+        for option, file in (("--junit", self.junit), ("--prometheus", self.prometheus)):
+            folder = Path(file).absolute().parent
+            if file and not folder.is_dir():
+                raise InvalidArgument(f"{option} {file}: there is no directory {folder}")
+        if self.source and self.path:
+            raise InvalidArgument("--path needs ranks, not files: give it without --from")
+
+
+def show(
+    options: DoctorOptions,
+    nodes: Sequence[NodeReport],
+    job: Sequence[Finding],
+    whys: dict[str, str],
+    about: str,
+) -> int:
+    """Print, write the files, and return the exit status. Used by one process only."""
+    outcome = Outcome(nodes, tuple(job), whys, strict=options.strict)
+    if options.junit:
+        write_whole(Path(options.junit), junit(outcome))
+    if options.prometheus:
+        write_whole(Path(options.prometheus), prometheus(outcome))
+    if options.json:
+        sys.stdout.write(encode_doctor(doctor_result(outcome)) + "\n")
+    else:
+        title = f"rdmakit {rdmakit.__version__} doctor: {about}"
+        print_doctor(outcome, title=title, verbose=options.verbose)
+    sys.stdout.flush()
+    return outcome.exit

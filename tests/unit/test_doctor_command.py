@@ -1,0 +1,130 @@
+"""The command line of ``rdmakit doctor``, and what a collected directory keeps of settings."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from rdmakit.cli import main
+from rdmakit.discovery.collect import collect, read_machines
+from rdmakit.discovery.settings import PREFIXES, settings
+from rdmakit.drivers.host import CommandResult, HostTree
+from rdmakit.process.launcher import LAUNCHER_VARIABLES
+
+
+@pytest.fixture(autouse=True)
+def no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    import os
+
+    for name in list(os.environ):
+        if LAUNCHER_VARIABLES.match(name):
+            monkeypatch.delenv(name)
+
+
+def run(*args: str) -> int:
+    with pytest.raises(SystemExit) as caught:
+        main(["doctor", *args])
+    return int(caught.value.code or 0)
+
+
+def machine(folder: Path, limit: str) -> Path:
+    (folder / "proc/self").mkdir(parents=True)
+    (folder / "proc/self/limits").write_text(f"Max locked memory  {limit}  {limit}  bytes\n")
+    return folder
+
+
+def test_files_of_one_machine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = machine(tmp_path / "n7", "unlimited")
+    assert run("--only", "host.memlock", "--strict", "--from", str(source)) == 0
+    out = capsys.readouterr().out
+    assert "ok      host: memlock" in out
+    assert "checks: 1 ok" in out
+
+
+def test_files_of_several(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, limit in (("a", "65536"), ("b", "unlimited"), ("c", "65536")):
+        machine(tmp_path / name, limit)
+    args = ["--only", "host.memlock", "--json", "--from", str(tmp_path)]
+    assert run(*args) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [node["name"] for node in found["nodes"]] == ["a", "b", "c"]
+    assert found["findings"][0]["nodes"] == ["a", "c"]
+    assert found["cures"][0]["checks"] == ["host.memlock"]
+    assert run(*args, "--strict") == 3
+
+
+def test_list(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--list", "--only", "host.memlock") == 0
+    out = capsys.readouterr().out
+    assert out.startswith("host.memlock: Locked memory\n    RDMA registers memory")
+    assert run("--list", "--json", "--only", "host.memlock") == 0
+    (entry,) = json.loads(capsys.readouterr().out)
+    assert entry["id"] == "host.memlock"
+    assert entry["why"].endswith(".")
+
+
+@pytest.mark.parametrize(
+    ("args", "text"),
+    [
+        (["--only", "none.such"], "no check 'none.such'"),
+        (["--skip", "none.such"], "no check 'none.such'"),
+        (["--junit", "/no/such/file.xml"], "there is no directory /no/such"),
+        (["--from", "/no/such"], "no such directory or file"),
+        (["--profile", "/no/such.toml"], "/no/such.toml"),
+        (["--path"], "mpirun -n 2"),
+        (["--path", "--from", "/tmp"], "--path needs ranks"),
+    ],
+)
+def test_bad_usage(args: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(*args) == 2
+    assert text in capsys.readouterr().err
+
+
+# -- settings --------------------------------------------------------------------------------------
+
+
+@hypothesis_settings(deadline=None)
+@given(st.dictionaries(st.text("ABCDEFGHIJKLMNOPQRSTUVWXYZ_", min_size=1), st.text()))
+def test_only_settings_by_prefix(environ: dict[str, str]) -> None:
+    kept = settings(environ)
+    assert all(name.startswith(PREFIXES) for name in kept)
+    assert settings({f"UCX_NET_{name}": "" for name in ("DEVICES", "TLS")}) == {
+        "UCX_NET_DEVICES": "",
+        "UCX_NET_TLS": "",
+    }
+
+
+@pytest.mark.parametrize(
+    "name", ["SLURM_JWT", "UCX_TOKEN", "OMPI_MCA_sec_PASSWORD", "AWS_SECRET", "HOME", "PATH"]
+)
+def test_no_secrets(name: str) -> None:
+    assert settings({name: "x"}) == {}
+
+
+def test_collected_settings_are_read_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UCX_TLS", "tcp")
+    monkeypatch.setenv("SLURM_JWT", "secret")
+    monkeypatch.setenv("MY_PASSWORD", "secret")
+    tree = machine(tmp_path / "root", "unlimited")
+    (tree / "sys").mkdir()
+
+    def runner(argv: object, timeout: float) -> CommandResult:
+        return CommandResult(("x",), 0, "Linux\n", "")
+
+    collect(tmp_path / "out", HostTree(tree), runner)
+    text = (tmp_path / "out/environ.json").read_text()
+    assert json.loads(text)["UCX_TLS"] == "tcp"
+    assert "secret" not in text
+    (found,) = read_machines(tmp_path / "out")
+    assert found.environ["UCX_TLS"] == "tcp"
+    assert found.outputs["ibstat.txt"] == "Linux\n"
+    assert found.path == str(tmp_path / "out")
+    forged = json.dumps({"UCX_TLS": "tcp", "HOME": "/x"})
+    (tmp_path / "out/environ.json").write_text(forged)
+    (found,) = read_machines(tmp_path / "out")
+    assert found.environ == {"UCX_TLS": "tcp"}
