@@ -9,7 +9,6 @@ from typing import Any
 
 import msgspec
 
-from rdmakit.bench.devices import Choice, choose_device
 from rdmakit.bench.environment import environment, host_key
 from rdmakit.bench.gpus import Doors, GpuSide, find_gpus, warm_up
 from rdmakit.bench.options import Options
@@ -19,6 +18,7 @@ from rdmakit.bench.summary import summarize
 from rdmakit.bootstrap import MpiBootstrap
 from rdmakit.communicator import Communicator
 from rdmakit.config import Config
+from rdmakit.devices import Choice, choose_device
 from rdmakit.errors import InvalidArgument
 from rdmakit.process.phase import current
 from rdmakit.process.watchdog import abort_on_exception, end_job, install, speak_first

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from rdmakit.bench.devices import parse_map
 from rdmakit.config import format_size, parse_size
 from rdmakit.datatypes import ITEMSIZES, check_reduction, dtype_of, op_of
+from rdmakit.devices import parse_map
 from rdmakit.errors import InvalidArgument
 from rdmakit.plan.planner import ALGORITHMS
 from rdmakit.proof.words import REQUIREMENTS

@@ -130,5 +130,6 @@ def _prepare(parent: int) -> None:
 
 if __name__ == "__main__":
     from rdmakit.doctor.catalog import CHECKS
+    from rdmakit.doctor.node_facts import node_facts
 
-    serve(CHECKS, parent=int(sys.argv[1]) if len(sys.argv) > 1 else 0)
+    serve(CHECKS, node_facts, parent=int(sys.argv[1]) if len(sys.argv) > 1 else 0)

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rdmakit.bench.devices import Choice, assign, choose_device, parse_map
 from rdmakit.bench.options import Options
 from rdmakit.bench.p2p import bandwidth_size
+from rdmakit.devices import Choice, assign, choose_device, parse_map
 from rdmakit.errors import CudaError, InvalidArgument
 from rdmakit.memory import MemoryBootstrap, run_threads
 from tests.unit.test_bench_parts import GIVEN

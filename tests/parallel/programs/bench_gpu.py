@@ -6,8 +6,8 @@ from functools import partial
 
 from rdmakit import device_side
 from rdmakit.bench import command
-from rdmakit.bench.devices import choose_device
 from rdmakit.cli import main
+from rdmakit.devices import choose_device
 from rdmakit.intra.posix_shm import PosixWindow
 from tests.unit.fake_bench import make
 
