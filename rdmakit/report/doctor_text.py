@@ -64,8 +64,8 @@ class Listed(Protocol):
 class _Page:
     """Lines of a width, on standard output."""
 
-    def __init__(self) -> None:
-        self.watched = on_terminal()
+    def __init__(self, watched: bool | None = None) -> None:
+        self.watched = on_terminal() if watched is None else watched
         size = shutil.get_terminal_size((_NO_TERMINAL, 24))
         self.width = min(120, max(40, size.columns))
         self.console = Console(file=sys.stdout, highlight=False, force_terminal=self.watched)
@@ -95,9 +95,18 @@ class _Page:
             self.console.print(Text(" " * _INDENT + line), soft_wrap=True)
 
 
-def print_doctor(outcome: Outcome, *, title: str, verbose: bool = False) -> None:
-    """Print everything to standard output; used by one rank only."""
-    page = _Page()
+def print_doctor(
+    outcome: Outcome, *, title: str, verbose: bool = False, watched: bool | None = None
+) -> None:
+    """Print everything to standard output; used by one rank only.
+
+    Args:
+        outcome: what came of the checks.
+        title: the first line.
+        verbose: show what is good too.
+        watched: whether a person watches; None: found out here.
+    """
+    page = _Page(watched)
     names = names_of(outcome.nodes)
     folded = fold(outcome.nodes, outcome.job)
     page.say(title)

@@ -49,6 +49,8 @@ class Begin(msgspec.Struct, frozen=True, kw_only=True, tag="begin"):
     whys: dict[str, str]
     rank: int
     size: int
+    watched: bool
+    """Whether a person watches: when it prints, its ancestors are gone."""
 
 
 class Initialized(msgspec.Struct, frozen=True, tag="initialized"):
@@ -278,7 +280,7 @@ class _Listener:
             )
         begin = self.begin
         about = f"{begin.size} ranks on {len(self.nodes)} node(s), as far as they reported"
-        show(begin.options, self.nodes, self.job, begin.whys, about)
+        show(begin.options, self.nodes, self.job, begin.whys, about, begin.watched)
 
     def _stuck_in_init(self) -> None:
         begin = self.begin

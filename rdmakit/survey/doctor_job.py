@@ -20,6 +20,7 @@ from rdmakit.errors import TransferTimeout
 from rdmakit.process.launcher import Launcher
 from rdmakit.process.phase import current
 from rdmakit.process.watchdog import abort_on_exception, end_job, install
+from rdmakit.report.terminal import on_terminal
 from rdmakit.survey.companion import (
     Begin,
     Companion,
@@ -54,6 +55,7 @@ def run_job(run: Run, config: Config, launcher: Launcher) -> int:
             whys=run.whys,
             rank=launcher.rank,
             size=launcher.size,
+            watched=on_terminal(),
         )
         companion = Companion(begin)
     try:

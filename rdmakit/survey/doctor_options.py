@@ -51,8 +51,12 @@ def show(
     job: Sequence[Finding],
     whys: dict[str, str],
     about: str,
+    watched: bool | None = None,
 ) -> int:
-    """Print, write the files, and return the exit status. Used by one process only."""
+    """Print, write the files, and return the exit status. Used by one process only.
+
+    ``watched``: see :func:`rdmakit.report.doctor_text.print_doctor`.
+    """
     outcome = Outcome(nodes, tuple(job), whys, strict=options.strict)
     if options.junit:
         write_whole(Path(options.junit), junit(outcome))
@@ -62,6 +66,6 @@ def show(
         sys.stdout.write(encode_doctor(doctor_result(outcome)) + "\n")
     else:
         title = f"rdmakit {rdmakit.__version__} doctor: {about}"
-        print_doctor(outcome, title=title, verbose=options.verbose)
+        print_doctor(outcome, title=title, verbose=options.verbose, watched=watched)
     sys.stdout.flush()
     return outcome.exit
