@@ -51,13 +51,13 @@ def _judged(report: PathReport, proofs: Sequence[PairProof], could: bool) -> Fin
     path, carrier = verdict.path, verdict.carrier
     what = f"{format_size(report.nbytes)} messages of {report.memory} memory"
     text = f"{what}: {path}" + (f" over {carrier}" if carrier else "")
-    evidence = "; ".join((*verdict.disagreements, *verdict.missing, *verdict.reasons))
+    open_ = "; ".join((*verdict.disagreements, *verdict.missing))
     subject = _pairs(proofs)
 
     def finding(status: Status, expected: str = "", cure: str = "", urgency: int = 20) -> Finding:
         return PATH.finding(
             status,
-            f"{text} ({evidence})" if evidence else text,
+            f"{text}: {open_}" if open_ else text,
             subject=subject,
             expected=expected,
             cure=cure,

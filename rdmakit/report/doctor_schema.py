@@ -15,6 +15,7 @@ import rdmakit
 from rdmakit.doctor.fold import count, cures, exit_status, fold, names_of
 from rdmakit.doctor.messages import NodeReport
 from rdmakit.doctor.model import Finding, Status, worst
+from rdmakit.proof import PathReport
 
 __all__ = ["SCHEMA", "DoctorResult", "Outcome", "doctor_result", "encode_doctor"]
 
@@ -31,6 +32,8 @@ class Outcome:
     whys: Mapping[str, str] = field(default_factory=dict)
     """Why a check matters, by its identifier."""
     strict: bool = False
+    paths: Sequence[PathReport] = ()
+    """Evidence about the paths of bytes, host memory first."""
 
     @property
     def exit(self) -> int:
@@ -98,6 +101,8 @@ class DoctorResult(msgspec.Struct, frozen=True, kw_only=True):
     findings: list[FindingResult]
     """The worst first."""
     cures: list[CureResult]
+    paths: list[PathReport]
+    """With --path: verdicts and their evidence, schema ``rdmakit.proof/1``."""
 
 
 def doctor_result(outcome: Outcome) -> DoctorResult:
@@ -143,6 +148,7 @@ def doctor_result(outcome: Outcome) -> DoctorResult:
             )
             for cure in cures(folded)
         ],
+        paths=list(outcome.paths),
     )
 
 

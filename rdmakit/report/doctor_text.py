@@ -13,6 +13,7 @@ from rich.text import Text
 
 from rdmakit.doctor.fold import Folded, count, cures, fold, names_of, where
 from rdmakit.doctor.model import Status
+from rdmakit.proof import describe
 from rdmakit.report.doctor_schema import Outcome
 from rdmakit.report.terminal import on_terminal
 
@@ -117,6 +118,11 @@ def print_doctor(
     if not verbose:
         _good(page, folded, names)
     _cures(page, folded, names)
+    for report in outcome.paths:
+        page.say("")
+        for line in describe(report):
+            first = len(line) - len(line.lstrip())
+            page.say(line.strip(), indent=first + 2, first=first)
     page.say("")
     _summary(page, outcome)
 

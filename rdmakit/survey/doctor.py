@@ -17,16 +17,13 @@ from rdmakit.doctor.profile import load_profile
 from rdmakit.doctor.supervise import supervise
 from rdmakit.errors import InvalidArgument
 from rdmakit.process.launcher import Launcher, launcher_of
+from rdmakit.proof import PathReport
 from rdmakit.report.doctor_text import Listed, print_checks
 from rdmakit.survey.doctor_options import DoctorOptions, show
-from rdmakit.survey.run import JobStep, Run
+from rdmakit.survey.doctor_steps import JOB_STEPS, path_step
+from rdmakit.survey.run import Run
 
-__all__ = ["JOB_STEPS", "PATH_STEPS", "DoctorOptions", "run_doctor"]
-
-JOB_STEPS: tuple[JobStep, ...] = ()
-"""Checks of a job as a whole, in order."""
-PATH_STEPS: tuple[JobStep, ...] = ()
-"""Those of ``--path``, after the others."""
+__all__ = ["DoctorOptions", "run_doctor"]
 
 
 def run_doctor(options: DoctorOptions, config: Config) -> int:
@@ -37,16 +34,19 @@ def run_doctor(options: DoctorOptions, config: Config) -> int:
         SetupError: MPI does not come up.
     """
     launcher = launcher_of(os.environ)
-    between = [one for step in (*JOB_STEPS, *PATH_STEPS) for one in step.checks]
+    paths: list[PathReport] = []
+    with_path = (*JOB_STEPS, path_step(config, paths))
+    between = [one for step in with_path for one in step.checks]
     known: list[Listed] = [*CHECKS, *between]
     ids = select(options.only, options.skip, [one.id for one in known])
-    wanted = (*JOB_STEPS, *(PATH_STEPS if options.path else ()))
+    wanted = with_path if options.path else JOB_STEPS
     run = Run(
         options,
         CHECKS,
         [check.id for check in CHECKS if check.id in ids],
         [step for step in wanted if any(one.id in ids for one in step.checks)],
         between=frozenset(one.id for one in between if one.id in ids),
+        paths=paths,
     )
     if options.profile:
         load_profile(Path(options.profile))  # a wrong one is told before anything is started

@@ -10,12 +10,13 @@ from collections.abc import Sequence
 
 import msgspec
 
-from rdmakit.bootstrap import Letters, MpiBootstrap
+from rdmakit.bootstrap import Letters
 from rdmakit.config import Config
 from rdmakit.doctor.messages import NodeReport
-from rdmakit.doctor.model import Finding
+from rdmakit.doctor.model import Finding, Status
 from rdmakit.doctor.nodes import Collector, Hello, Member, Said
 from rdmakit.doctor.rank_view import node_key, own_view, process_place
+from rdmakit.doctor.star import StarBootstrap
 from rdmakit.errors import TransferTimeout
 from rdmakit.process.launcher import Launcher
 from rdmakit.process.phase import current
@@ -93,7 +94,7 @@ def _member(run: Run, letters: Letters, hello: Hello, companion: Companion | Non
     if not end.together:
         time.sleep(run.limits.silence)  # rank 0 prints and ends the job
         os._exit(1)
-    _together(run, end.firsts, member.report)
+    _together(run, letters, end.firsts, member.report)
     return 0
 
 
@@ -114,31 +115,45 @@ def _first(run: Run, letters: Letters, hello: Hello, companion: Companion) -> in
     job = [*collector.missing, *run.compared(collector.nodes)]
     companion.tell(Job(job))
     if together:
-        job += _together(run, collector.firsts, collector.nodes[0])
+        job += _together(run, letters, collector.firsts, collector.nodes[0])
     companion.done()
     about = f"{letters.size} ranks on {len(collector.nodes)} node(s)"
-    status = show(run.options, collector.nodes, job, run.whys, about)
+    status = show(run.options, collector.nodes, job, run.whys, about, paths=run.paths)
     if not together:
         end_job(letters.abort, 1)
     return status
 
 
-def _together(run: Run, firsts: Sequence[int], own: NodeReport | None) -> list[Finding]:
-    """Run the steps in which ranks take part. Collective; ``own``: on the first of a node."""
+def _together(
+    run: Run, letters: Letters, firsts: Sequence[int], own: NodeReport | None
+) -> list[Finding]:
+    """Run the steps in which ranks take part. Collective; ``own``: on the first of a node.
+
+    What is collective here goes over the first rank: two nodes that do not reach each other are
+    what is to be found, and MPI's own collectives would hang between them.
+    """
+    star = StarBootstrap(letters.comm)
+    nodes = star.subset(firsts) if own is not None else None
     found: list[Finding] = []
-    steps = [step for step in run.steps if step.compare is None]
-    if not steps or len(firsts) < 2:
-        return found
-    bootstrap = MpiBootstrap()
-    nodes = bootstrap.subset(firsts) if own is not None else None
-    for step in steps:
+    for step in run.steps:
+        if step.nodes is None or len(firsts) < 2:
+            continue
         with current.during(f"doctor: {step.checks[0].id}", timeout=step.seconds):
-            if step.ranks is not None:
-                found += step.ranks(bootstrap)
-            elif step.nodes is not None and nodes is not None and own is not None:
+            if nodes is not None and own is not None:
                 found += step.nodes(nodes, own)
-            bootstrap.barrier()
-    if nodes is not None:
-        nodes.free()
-    bootstrap.free()
+            star.barrier()
+    cut = any(one.status is Status.FAIL for one in found)
+    apart = b"1" in star.allgather(b"1" if cut else b"0")
+    for step in run.steps:
+        if step.ranks is None:
+            continue
+        with current.during(f"doctor: {step.checks[0].id}", timeout=step.seconds):
+            if apart:
+                text = "not tried, since there are nodes that do not reach each other"
+                found += [
+                    Finding(check=check.id, status=Status.UNKNOWN, found=text)
+                    for check in step.checks
+                ]
+            else:
+                found += step.ranks(star)
     return run.asked(found)

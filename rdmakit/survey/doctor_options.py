@@ -11,6 +11,7 @@ import rdmakit
 from rdmakit.doctor.messages import NodeReport
 from rdmakit.doctor.model import Finding
 from rdmakit.errors import InvalidArgument
+from rdmakit.proof import PathReport
 from rdmakit.report.doctor_files import junit, prometheus, write_whole
 from rdmakit.report.doctor_schema import Outcome, doctor_result, encode_doctor
 from rdmakit.report.doctor_text import print_doctor
@@ -52,12 +53,13 @@ def show(
     whys: dict[str, str],
     about: str,
     watched: bool | None = None,
+    paths: Sequence[PathReport] = (),
 ) -> int:
     """Print, write the files, and return the exit status. Used by one process only.
 
     ``watched``: see :func:`rdmakit.report.doctor_text.print_doctor`.
     """
-    outcome = Outcome(nodes, tuple(job), whys, strict=options.strict)
+    outcome = Outcome(nodes, tuple(job), whys, strict=options.strict, paths=paths)
     if options.junit:
         write_whole(Path(options.junit), junit(outcome))
     if options.prometheus:

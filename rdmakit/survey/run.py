@@ -9,6 +9,7 @@ from rdmakit.doctor.messages import NodeReport, Order
 from rdmakit.doctor.model import Check, Finding
 from rdmakit.doctor.supervise import Limits
 from rdmakit.doctor.worker import FACTS, WORKER
+from rdmakit.proof import PathReport
 from rdmakit.protocols import Bootstrap
 from rdmakit.report.doctor_text import Listed
 from rdmakit.survey.doctor_options import DoctorOptions
@@ -50,6 +51,8 @@ class Run:
     limits: Limits = field(default_factory=Limits)
     between: frozenset[str] = frozenset()
     """Identifiers of the steps' checks that were asked for."""
+    paths: Sequence[PathReport] = ()
+    """Evidence about paths, once the step that collects it has run."""
 
     @property
     def seconds(self) -> dict[str, float]:
