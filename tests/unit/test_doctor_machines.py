@@ -25,6 +25,7 @@ from tests.unit.fake_node import alarms, assert_well_formed, node, write
 REAL_FAULTS = {
     # Net devices of 1500 bytes on RoCE, and a GPU on four of sixteen lanes.
     "pcie_box": {("rdma.mtu", "mlx5_0:1"), ("rdma.mtu", "mlx5_1:1")},
+    "soft_roce": {("rdma.mtu", "rxe0:1")},
     "workstation": {("pcie.link", "GPU1 (0000:02:00.0)")},
 }
 
