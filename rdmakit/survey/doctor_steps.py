@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
@@ -11,6 +12,7 @@ from rdmakit.communicator import Communicator
 from rdmakit.config import Config
 from rdmakit.devices import choose_device
 from rdmakit.doctor.compare import JOB_CHECKS, NodeFacts, compare_nodes
+from rdmakit.doctor.ipc_trial import CUDA_IPC, try_ipc
 from rdmakit.doctor.messages import NodeReport
 from rdmakit.doctor.model import Finding, Status
 from rdmakit.doctor.path_findings import PATH, path_findings
@@ -85,6 +87,8 @@ def path_step(config: Config, reports: list[PathReport]) -> JobStep:
         found: list[Finding] = []
         try:
             with Communicator(config=config) as comm:
+                if choice.device == "gpu":
+                    found += _tried(comm)
                 for memory in ("host", *(("gpu",) if choice.device == "gpu" else ())):
                     reports.append(prove_path(comm, memory=memory, inside=True))
                     found += path_findings(reports[-1], rdma)
@@ -96,4 +100,19 @@ def path_step(config: Config, reports: list[PathReport]) -> JobStep:
             found.append(PATH.finding(Status.SKIPPED, f"{text} is proven here"))
         return found
 
-    return JobStep([PATH], ranks=prove, seconds=_PATH_SECONDS)
+    return JobStep([PATH, CUDA_IPC], ranks=prove, seconds=_PATH_SECONDS)
+
+
+def _tried(comm: Communicator) -> list[Finding]:
+    """Try GPU memory of peers inside the nodes. Collective, blocking; with a GPU on all ranks."""
+
+    def read(array: Any) -> Any:
+        comm.synchronize()
+        return array.get()
+
+    def make(count: int, value: float) -> Any:
+        array = comm.node.empty(count, "float32")
+        array.fill(value)
+        return array
+
+    return try_ipc(comm, make, read, socket.gethostname())

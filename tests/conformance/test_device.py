@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
@@ -43,12 +43,12 @@ def _small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def with_gpus(
-    sizes: list[int], body: Callable[[Communicator], None], *, denied: bool = False,
+    sizes: list[int], body: Callable[[Communicator], T], *, denied: bool = False,
     check: bool = True, resident: bool = True, direct: bool = False,
-) -> None:  # fmt: skip
+) -> list[T]:  # fmt: skip
     layout = RankLayout.of_sizes(sizes)
 
-    def main(boot: MemoryBootstrap) -> None:
+    def main(boot: MemoryBootstrap) -> T:
         node = boot.split(layout.node_of(boot.rank), boot.rank)
         window: Any = MemoryWindow.create(node, 1 << 16, FLAGS) if node.size > 1 else None
         kind = DeviceMessages if direct else MemoryChannel
@@ -59,10 +59,11 @@ def with_gpus(
         )
         if direct:
             comm._gpus.why_staged = ""
-        body(comm)
+        result = body(comm)
         comm.close()
+        return result
 
-    run_threads(layout.size, main)
+    return run_threads(layout.size, main)
 
 
 def inputs(size: int, count: int, dtype: str) -> list[np.ndarray[Any, Any]]:
@@ -101,6 +102,7 @@ def check_all(comm: Any, dtype: str, counts: tuple[int, ...]) -> None:
         np.testing.assert_array_equal(part.array, summed[rank * count : (rank + 1) * count])
 
 
+T = TypeVar("T")
 WAYS = {
     "kernels": {},
     "denied": {"denied": True},
