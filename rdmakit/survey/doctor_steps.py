@@ -13,12 +13,14 @@ from rdmakit.config import Config
 from rdmakit.devices import choose_device
 from rdmakit.doctor.compare import JOB_CHECKS, NodeFacts, compare_nodes
 from rdmakit.doctor.ipc_trial import CUDA_IPC, try_ipc
+from rdmakit.doctor.link_trial import PCIE_LOAD, try_link
 from rdmakit.doctor.messages import NodeReport
 from rdmakit.doctor.model import Finding, Status
 from rdmakit.doctor.path_findings import PATH, path_findings
 from rdmakit.doctor.rank_view import node_key
 from rdmakit.doctor.reach import endpoints_of, measure_clocks, port_range, reach
 from rdmakit.doctor.reach_findings import REACH
+from rdmakit.drivers import cuda
 from rdmakit.drivers.host import HostTree
 from rdmakit.errors import RdmaKitError
 from rdmakit.nics import has_active_port
@@ -88,7 +90,7 @@ def path_step(config: Config, reports: list[PathReport]) -> JobStep:
         try:
             with Communicator(config=config) as comm:
                 if choice.device == "gpu":
-                    found += _tried(comm)
+                    found += [*_links(bootstrap, choice.ordinal), *_tried(comm)]
                 for memory in ("host", *(("gpu",) if choice.device == "gpu" else ())):
                     reports.append(prove_path(comm, memory=memory, inside=True))
                     found += path_findings(reports[-1], rdma)
@@ -100,7 +102,15 @@ def path_step(config: Config, reports: list[PathReport]) -> JobStep:
             found.append(PATH.finding(Status.SKIPPED, f"{text} is proven here"))
         return found
 
-    return JobStep([PATH, CUDA_IPC], ranks=prove, seconds=_PATH_SECONDS)
+    return JobStep([PATH, CUDA_IPC, PCIE_LOAD], ranks=prove, seconds=_PATH_SECONDS)
+
+
+def _links(bootstrap: Bootstrap, device: int) -> list[Finding]:
+    """Look at each GPU's link under load, ranks of one host together as in a job. Collective."""
+    mine = try_link(cuda, device, socket.gethostname())
+    told = bootstrap.allgather(msgspec.json.encode(mine))
+    every = [msgspec.json.decode(text, type=Finding) for text in told]
+    return list({one.subject: one for one in every}.values())
 
 
 def _tried(comm: Communicator) -> list[Finding]:
