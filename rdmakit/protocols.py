@@ -67,6 +67,10 @@ class Bootstrap(Protocol):
         """Return the control plane of ``ranks``, in that order. Collective in these alone."""
         ...
 
+    def free(self) -> None:
+        """Let go of what it was made with. Collective in MPI's sense."""
+        ...
+
     def abort(self, code: int) -> None:
         """End every rank of the job. Local; does not return."""
         ...

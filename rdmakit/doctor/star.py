@@ -94,6 +94,9 @@ class StarBootstrap:
         chosen = [self.ranks[rank] for rank in ranks]
         return StarBootstrap(self.comm, chosen, seconds=self.seconds, depth=self._depth + 1)
 
+    def free(self) -> None:
+        """Do nothing: the communicator is the caller's."""
+
     def abort(self, code: int) -> None:
         """End every rank of the job."""
         self.comm.Abort(code)

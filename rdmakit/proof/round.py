@@ -26,11 +26,18 @@ from rdmakit.proof.evidence import (
     Registration,
     Variant,
 )
-from rdmakit.proof.inside import PIECES, WindowEnd
+from rdmakit.proof.inside import (
+    PIECES,
+    DeviceWindowEnd,
+    SharedMemory,
+    WindowEnd,
+    device_window,
+)
 from rdmakit.proof.judge import judge, kind_of
 from rdmakit.proof.measure import PairEnd, messages_for
 from rdmakit.proof.readings import read_ports
 from rdmakit.proof.registration import try_registration
+from rdmakit.protocols import Bootstrap
 
 __all__ = ["START_SECONDS", "Doors", "Round", "child_seconds"]
 
@@ -55,6 +62,7 @@ class Doors:
     child: Callable[[Order, Setting], End] = Child
     register: Callable[..., Registration] = try_registration
     cuda: Any = cuda
+    window: Callable[[Bootstrap, Any], SharedMemory] = device_window
     sleep: Callable[[float], None] = time.sleep
 
 
@@ -96,7 +104,7 @@ class Round:
         self.role = self.pair.index(comm.rank) if self.pair else -1
         self.mine = _Part(problem=f"not tried after: {broken}" if broken and self.pair else "")
         self.end: PairEnd | None = None
-        self.window: WindowEnd | None = None
+        self.window: WindowEnd | DeviceWindowEnd | None = None
         self._staged: StagedChannel | None = None
         self.lost = ""
         """Why the channel cannot be used any more; equal on all ranks after :meth:`run`."""
@@ -149,6 +157,8 @@ class Round:
                 self.end.close()
             if self._staged is not None and not self.mine.problem:
                 self._staged.close()
+            if self.window is not None and not self.mine.problem:
+                self.window.close()
         found = [msgspec.json.decode(text, type=_Part) for text in told]
         self.lost = next((part.problem for part in found if part.lost), "")
         return [self._proof(pair, found[pair[0]], found[pair[1]]) for pair in self.pairs]
@@ -164,9 +174,13 @@ class Round:
         assert self.pair is not None
         comm, layout = self.comm, self.comm.layout
         if self._inside(self.pair):
-            if self.memory == "host" and comm.window is not None:
+            if self.memory == "gpu":
+                pair = comm.bootstrap.subset(self.pair)
+                self.window = DeviceWindowEnd(pair, self.doors.cuda, self.doors.window)
+            elif comm.window is not None:
                 owner = layout.local_rank(self.pair[0])
                 self.window = WindowEnd(comm.window, self.doors.tree, owner, writes=not self.role)
+            if self.window is not None:
                 self.mine.kind, self.mine.mapping = self.window.kind, self.window.mapping
                 self.mine.nbytes = self.window.nbytes
             return
