@@ -65,7 +65,9 @@ def test_a_mapping_of_other_memory(tmp_path: Path) -> None:
     assert proof.verdict.path == "unproven"
     zeros = sum(int((pattern(SIZE, piece) == 0).sum()) for piece in range(4))  # right by chance
     assert proof.evidence.wrong == proof.evidence.sent - zeros
-    assert "did not arrive as they were sent" in " ".join((*proof.verdict.disagreements, *proof.verdict.missing))
+    assert "did not arrive as they were sent" in " ".join(
+        (*proof.verdict.disagreements, *proof.verdict.missing)
+    )
 
 
 def test_memory_that_cannot_be_mapped(tmp_path: Path) -> None:
