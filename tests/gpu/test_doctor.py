@@ -34,8 +34,8 @@ def test_one_node(mps: dict[str, str]) -> None:
         for pair in report["pairs"]
     }
     assert verdicts == {("host", "shm"), ("gpu", "cuda-ipc")}, told["paths"]
-    # A GPU and no NIC: nothing is said of GPUDirect but that it cannot be proven here.
-    assert {one["status"] for one in found(told, "gpu.gpudirect")} <= {"skipped", "fail", "ok"}
+    # A GPU and no NIC: there is nothing that could read its memory.
+    assert {one["status"] for one in found(told, "gpu.gpudirect")} == {"skipped"}
 
 
 @pytest.mark.slow
