@@ -17,7 +17,7 @@ import msgspec
 from rdmakit.doctor.context import RankView
 from rdmakit.doctor.messages import NodeReport, Order, Word
 from rdmakit.doctor.model import Finding, Status
-from rdmakit.doctor.supervise import NODE_CHECK, Limits, supervise
+from rdmakit.doctor.supervise import NODE_CHECK, NODE_CURE, Limits, supervise
 from rdmakit.doctor.worker import WORKER
 from rdmakit.errors import TransferTimeout
 
@@ -332,7 +332,7 @@ class Collector:
                 doing = f"; last heard in {node.doing}" if node.doing else ""
                 text = f"node {node.host}: no report within {silence:g} s"
                 text += f" (rank {node.ranks[0]} gives no sign of life){doing}"
-                node.findings.append(_fail(f"rank {node.ranks[0]}", text, _CURE))
+                node.findings.append(_fail(f"rank {node.ranks[0]}", text, NODE_CURE))
 
     def _roll_call(self) -> bool:
         """Ask every rank whether it is there, and note who is not."""
@@ -349,14 +349,8 @@ class Collector:
         for rank in gone:
             host = self._hellos[rank].view.host
             text = f"rank {rank} (host {host}): no sign of life any more"
-            self.missing.append(_fail(f"rank {rank}", text, _CURE))
+            self.missing.append(_fail(f"rank {rank}", text, NODE_CURE))
         return not (gone or given_up) and len(self._hellos) == self._clock.mail.size
-
-
-_CURE = (
-    "look at that node before you start jobs on it: can it be reached (ssh), what do its "
-    "processes wait for (ps -eo pid,stat,wchan:32,args), what does dmesg say"
-)
 
 
 def _fail(subject: str, text: str, cure: str) -> Finding:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from rdmakit.cli import main
 from rdmakit.discovery.collect import collect, read_machines
 from rdmakit.discovery.settings import PREFIXES, settings
+from rdmakit.doctor.catalog import CHECKS
 from rdmakit.drivers.host import CommandResult, HostTree
 from rdmakit.process.launcher import LAUNCHER_VARIABLES
 
@@ -66,6 +67,10 @@ def test_list(capsys: pytest.CaptureFixture[str]) -> None:
     (entry,) = json.loads(capsys.readouterr().out)
     assert entry["id"] == "host.memlock"
     assert entry["why"].endswith(".")
+    assert run("--list", "--json") == 0
+    ids = {one["id"] for one in json.loads(capsys.readouterr().out)}
+    assert {"doctor.node", "doctor.facts", "path.proof", "net.reach", "job.hosts"} <= ids
+    assert {check.id for check in CHECKS} < ids
 
 
 @pytest.mark.parametrize(
