@@ -23,6 +23,8 @@ from rdmakit.errors import TransferTimeout
 
 __all__ = ["Collector", "End", "Hello", "Mail", "Member", "Said", "form_nodes"]
 
+_FIRST = 4
+"""Times the limit of silence that the first word of rank 0 may take."""
 _PAUSE = 0.01
 """Seconds between looks into the letter box: other ranks of the node have work to do."""
 INTERFACES = (
@@ -124,8 +126,12 @@ class _Clock:
             found.append((sender, msgspec.json.decode(data, type=_Message)))
         return found
 
+    def quiet(self, rank: int) -> float:
+        """Return for how many seconds nothing has come from a rank."""
+        return time.monotonic() - self.heard[rank]
+
     def silent(self, rank: int) -> bool:
-        return time.monotonic() - self.heard[rank] > self.limits.silence
+        return self.quiet(rank) > self.limits.silence
 
     def due(self) -> bool:
         """Return whether it is time for a sign of life."""
@@ -146,6 +152,7 @@ class Member:
         self._clock = _Clock(mail, limits)
         self._end: End | None = None
         self._task: _Task | None = None
+        self._heard = False
         self.report: NodeReport | None = None
 
     def run(
@@ -190,6 +197,7 @@ class Member:
 
     def _look(self) -> None:
         for sender, message in self._clock.messages():
+            self._heard = True
             if isinstance(message, _Task):
                 self._task = message
             elif isinstance(message, _Ask):
@@ -200,10 +208,12 @@ class Member:
             return
         if self._clock.due():
             self._clock.send(0, _Alive())
-        if self._clock.silent(0):
+        # Where no word of it ever comes, it misses this rank too, and is to say so first: it
+        # waits for its word, checks its own node and asks for those that are left.
+        limit = self._clock.limits.silence * (1 if self._heard else _FIRST)
+        if self._clock.quiet(0) > limit:
             raise TransferTimeout(
-                f"rank {self._clock.mail.rank}: rank 0 gave no sign of life for "
-                f"{self._clock.limits.silence:g} s"
+                f"rank {self._clock.mail.rank}: rank 0 gave no sign of life for {limit:g} s"
             )
 
 
