@@ -133,8 +133,8 @@ def test_healthy(doctor: Doctor, family: str) -> None:
     assert len(report["pairs"]) == HOSTS * (HOSTS - 1) / 2
     for pair in report["pairs"]:
         assert pair["verdict"]["path"] == "tcp"
-        counters = pair["evidence"]["counters"]
-        assert [one["state"] for one in counters] == ["agrees"] * 2, "the links counted the bytes"
+        counters = pair["evidence"]["counters"]  # of lo too, which carries nothing
+        assert [one["state"] for one in counters].count("agrees") == 2, "both links counted"
 
 
 @contextlib.contextmanager
