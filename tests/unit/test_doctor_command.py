@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -71,6 +72,9 @@ def test_list(capsys: pytest.CaptureFixture[str]) -> None:
     ids = {one["id"] for one in json.loads(capsys.readouterr().out)}
     assert {"doctor.node", "doctor.facts", "path.proof", "net.reach", "job.hosts"} <= ids
     assert {check.id for check in CHECKS} < ids
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    table = readme[readme.index("| group | |") :].partition("\n\n")[0]
+    assert {name.partition(".")[0] for name in ids} == set(re.findall(r"`(\w+)`", table))
 
 
 @pytest.mark.parametrize(
