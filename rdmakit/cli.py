@@ -249,13 +249,15 @@ def hostfile(**given: Any) -> int:
     metavar="DIR",
     help="Judge collected files (rdmakit topo --collect) in place of this machine.",
 )
-@click.option("--path", is_flag=True, help="Prove which way bytes take between nodes as well.")
+@click.option("--path", is_flag=True, help="Prove which way bytes take between nodes (mpirun).")
 @click.option("-v", "--verbose", is_flag=True, help="Show the good ones too.")
 def doctor(only: tuple[str, ...], skip: tuple[str, ...], **given: Any) -> int:
     """Check machine, drivers, network and settings; say what is wrong and the cure.
 
-    Alone for this machine, under mpirun for all nodes of the job. Exit status 1 where a check
-    failed, 3 with --strict where one warns.
+    Alone for this machine, under mpirun for all nodes of the job; --list names every check.
+
+    Exit status: 0; 1 where a check failed, a node did not report or nothing could be checked on
+    it; 2 for bad usage or where MPI does not come up; 3 with --strict where one warns.
     """
     from rdmakit.survey.doctor import DoctorOptions, run_doctor
 

@@ -28,9 +28,28 @@ def compare_nodes(nodes: Sequence[NodeFacts]) -> list[Finding]:
     names = _names(nodes)
     found: list[Finding] = []
     for check, look in _LOOKS:
-        findings = list(look(check, nodes, names))
-        found += findings or [check.finding(Status.OK, f"{len(nodes)} nodes agree")]
+        found += list(look(check, nodes, names)) or [_agree(check, nodes)]
     return found
+
+
+_TOLD: Mapping[str, tuple[str, Callable[[NodeFacts], object]]] = {
+    "job.hosts": ("its name", lambda node: node.host),
+    "job.addresses": ("an address that UCX's tcp would take", lambda node: node.tcp),
+    "job.mtu": ("an interface with an MTU", lambda node: node.mtus or node.machine.nics),
+    "job.gid": ("an RDMA device", lambda node: node.machine.nics),
+    "job.versions": ("versions of UCX, MPI and Python", lambda node: node.versions),
+}
+"""What a node must have told for a comparison: two that told nothing do not agree."""
+
+
+def _agree(check: Check, nodes: Sequence[NodeFacts]) -> Finding:
+    what, told = _TOLD.get(check.id, ("anything", lambda _: True))
+    known = sum(bool(told(node)) for node in nodes)
+    if known < 2:
+        who = "no node" if not known else "one node alone"
+        return check.finding(Status.SKIPPED, f"{who} told of {what}")
+    rest = f"; {len(nodes) - known} told nothing of it" if known < len(nodes) else ""
+    return check.finding(Status.OK, f"{known} nodes agree{rest}")
 
 
 def _names(nodes: Sequence[NodeFacts]) -> list[str]:

@@ -17,12 +17,14 @@ import msgspec
 from rdmakit.doctor.context import RankView
 from rdmakit.doctor.messages import NodeReport, Order, Word
 from rdmakit.doctor.model import Finding, Status
-from rdmakit.doctor.supervise import NODE_CHECK, Limits, supervise
+from rdmakit.doctor.supervise import NODE_CHECK, NODE_CURE, Limits, supervise
 from rdmakit.doctor.worker import WORKER
 from rdmakit.errors import TransferTimeout
 
 __all__ = ["Collector", "End", "Hello", "Mail", "Member", "Said", "form_nodes"]
 
+_FIRST = 4
+"""Times the limit of silence that the first word of rank 0 may take."""
 _PAUSE = 0.01
 """Seconds between looks into the letter box: other ranks of the node have work to do."""
 INTERFACES = (
@@ -124,8 +126,12 @@ class _Clock:
             found.append((sender, msgspec.json.decode(data, type=_Message)))
         return found
 
+    def quiet(self, rank: int) -> float:
+        """Return for how many seconds nothing has come from a rank."""
+        return time.monotonic() - self.heard[rank]
+
     def silent(self, rank: int) -> bool:
-        return time.monotonic() - self.heard[rank] > self.limits.silence
+        return self.quiet(rank) > self.limits.silence
 
     def due(self) -> bool:
         """Return whether it is time for a sign of life."""
@@ -146,6 +152,7 @@ class Member:
         self._clock = _Clock(mail, limits)
         self._end: End | None = None
         self._task: _Task | None = None
+        self._heard = False
         self.report: NodeReport | None = None
 
     def run(
@@ -190,6 +197,7 @@ class Member:
 
     def _look(self) -> None:
         for sender, message in self._clock.messages():
+            self._heard = True
             if isinstance(message, _Task):
                 self._task = message
             elif isinstance(message, _Ask):
@@ -200,10 +208,12 @@ class Member:
             return
         if self._clock.due():
             self._clock.send(0, _Alive())
-        if self._clock.silent(0):
+        # Where no word of it ever comes, it misses this rank too, and is to say so first: it
+        # waits for its word, checks its own node and asks for those that are left.
+        limit = self._clock.limits.silence * (1 if self._heard else _FIRST)
+        if self._clock.quiet(0) > limit:
             raise TransferTimeout(
-                f"rank {self._clock.mail.rank}: rank 0 gave no sign of life for "
-                f"{self._clock.limits.silence:g} s"
+                f"rank {self._clock.mail.rank}: rank 0 gave no sign of life for {limit:g} s"
             )
 
 
@@ -332,7 +342,7 @@ class Collector:
                 doing = f"; last heard in {node.doing}" if node.doing else ""
                 text = f"node {node.host}: no report within {silence:g} s"
                 text += f" (rank {node.ranks[0]} gives no sign of life){doing}"
-                node.findings.append(_fail(f"rank {node.ranks[0]}", text, _CURE))
+                node.findings.append(_fail(f"rank {node.ranks[0]}", text, NODE_CURE))
 
     def _roll_call(self) -> bool:
         """Ask every rank whether it is there, and note who is not."""
@@ -349,14 +359,8 @@ class Collector:
         for rank in gone:
             host = self._hellos[rank].view.host
             text = f"rank {rank} (host {host}): no sign of life any more"
-            self.missing.append(_fail(f"rank {rank}", text, _CURE))
+            self.missing.append(_fail(f"rank {rank}", text, NODE_CURE))
         return not (gone or given_up) and len(self._hellos) == self._clock.mail.size
-
-
-_CURE = (
-    "look at that node before you start jobs on it: can it be reached (ssh), what do its "
-    "processes wait for (ps -eo pid,stat,wchan:32,args), what does dmesg say"
-)
 
 
 def _fail(subject: str, text: str, cure: str) -> Finding:

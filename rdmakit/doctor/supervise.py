@@ -8,6 +8,7 @@ new child goes on with those that are left.
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -20,10 +21,18 @@ from rdmakit.doctor.model import Finding, Status
 from rdmakit.doctor.worker import LOOK, WORKER
 from rdmakit.drivers.child import Child
 
-__all__ = ["NODE_CHECK", "Limits", "supervise"]
+__all__ = ["NODE_CHECK", "NODE_CURE", "Limits", "supervise"]
 
 NODE_CHECK = "doctor.node"
 """Identifier of findings about a node that could not be checked."""
+NODE_CURE = (
+    "look at that node before you start jobs on it: can it be reached (ssh), what do its "
+    "processes wait for (ps -eo pid,stat,wchan:32,args), what does dmesg say"
+)
+"""What to do about a node that does not answer."""
+_FEW_FILES = 256
+"""Open files below which Python with its libraries may not start."""
+_FILES = "ulimit -n 65536 where the job starts (LimitNOFILE of the launcher's daemon)"
 _TICK = 0.1
 _END_SECONDS = 5.0
 """Seconds that a child may take to end after its last word."""
@@ -108,7 +117,7 @@ class _Supervisor:
         try:
             child = Child(self.command, msgspec.json.encode(order))
         except OSError as exc:
-            self._no_look(f"{self.command[0]} cannot be started: {exc}")
+            self._no_look(f"{self.command[0]} cannot be started: {exc.strerror or exc}")
             return False
         doing, since, looked = LOOK, time.monotonic(), False
         try:
@@ -174,11 +183,16 @@ class _Supervisor:
         self._hear(Word(check=name, findings=[finding]))
 
     def _no_look(self, text: str) -> None:
+        """Tell that nothing could be checked: no job runs well where not even that works."""
+        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        few = _FILES if 0 <= soft < _FEW_FILES else ""
         finding = Finding(
             check=NODE_CHECK,
-            status=Status.UNKNOWN,
-            found=text,
+            status=Status.FAIL,
+            found=f"nothing could be checked here: {text}" + (few and f"; ulimit -n is {soft}"),
             why="Checks need to know the machine's devices first.",
-            urgency=5,
+            expected=f"{_FEW_FILES} open files or more" if few else "",
+            cure=few or NODE_CURE,
+            urgency=1,
         )
         self._hear(Word(check=NODE_CHECK, findings=[finding]))

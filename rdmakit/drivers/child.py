@@ -10,8 +10,10 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import resource
 import select
 import signal
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -40,14 +42,15 @@ class Child:
     def __init__(
         self, argv: Sequence[str], given: bytes = b"", environ: Mapping[str, str] | None = None
     ) -> None:
-        ours, theirs = [], []
-        for number in range(3):
-            read, write = os.pipe2(os.O_CLOEXEC)
-            ours.append(write if number == 0 else read)
-            theirs.append(read if number == 0 else write)
+        ours, theirs = _pipes()
         actions = [(os.POSIX_SPAWN_DUP2, own, number) for number, own in enumerate(theirs)]
-        actions += [(os.POSIX_SPAWN_CLOSE, number) for number in _inherited()]  # type: ignore[misc]
+        inherited = _inherited()
+        # posix_spawn refuses to close what is above a limit (ulimit -n) that was lowered since.
+        beyond = [number for number in inherited if number >= _open_most()]
+        actions += [(os.POSIX_SPAWN_CLOSE, n) for n in inherited if n not in beyond]  # type: ignore[misc]
         try:
+            for number in beyond:
+                os.set_inheritable(number, False)
             self.pid = os.posix_spawn(
                 argv[0],
                 list(argv),
@@ -64,6 +67,8 @@ class Child:
         finally:
             for number in theirs:
                 os.close(number)
+            for number in beyond:
+                os.set_inheritable(number, True)
         for number in ours:
             os.set_blocking(number, False)
         self._in, self._out, self._err = ours
@@ -178,6 +183,32 @@ class Child:
     def _close(self, number: int) -> None:
         self._open.discard(number)
         os.close(number)
+
+
+def _pipes() -> tuple[list[int], list[int]]:
+    """Return this side's and the child's ends of pipes for its input, output and errors.
+
+    Raises:
+        OSError: there may be no more open files.
+    """
+    ours: list[int] = []
+    theirs: list[int] = []
+    for number in range(3):
+        try:
+            read, write = os.pipe2(os.O_CLOEXEC)
+        except OSError:
+            for made in (*ours, *theirs):
+                os.close(made)
+            raise
+        ours.append(write if number == 0 else read)
+        theirs.append(read if number == 0 else write)
+    return ours, theirs
+
+
+def _open_most() -> int:
+    """Return the number that open files must be below by now."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return sys.maxsize if soft == resource.RLIM_INFINITY else soft
 
 
 def _inherited() -> list[int]:

@@ -131,6 +131,10 @@ class HostTree:
         return Path(self.root) / path.lstrip("/")
 
 
+_NOT_FOUND = "command not found"
+"""What an error ends with where a command is not installed."""
+
+
 @dataclass(frozen=True)
 class CommandResult:
     """What a command did. ``rc`` is None when it did not start or was ended at the limit."""
@@ -147,6 +151,11 @@ class CommandResult:
         """Whether the command ran to its end with status 0."""
         return self.rc == 0
 
+    @property
+    def absent(self) -> bool:
+        """Whether there is no such command here."""
+        return self.error.endswith(_NOT_FOUND)
+
 
 Runner = Callable[[Sequence[str], float], CommandResult]
 """What starts commands: ``run``, or a stand-in that has the outputs of another machine."""
@@ -162,7 +171,7 @@ def run(argv: Sequence[str], timeout: float, env: Mapping[str, str] | None = Non
     command = tuple(argv)
     program = shutil.which(command[0]) if command else None
     if program is None:
-        return CommandResult(command, None, "", "", f"{' '.join(command[:1])}: command not found")
+        return CommandResult(command, None, "", "", f"{' '.join(command[:1])}: {_NOT_FOUND}")
     try:
         # close_fds=False and a full path are what lets subprocess use posix_spawn.
         process = subprocess.Popen(

@@ -5,7 +5,8 @@ from __future__ import annotations
 import shutil
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Collection, Sequence
 from typing import Protocol
 
 from rich.console import Console
@@ -34,6 +35,8 @@ _WORDS = {
     Status.SKIPPED: "skipped (nothing to check)",
 }
 _INDENT = 8
+_SHARED = 4
+"""Checks that one reason keeps from an answer, from which on they are told in groups."""
 _NO_TERMINAL = 100
 """Columns where no terminal says how many there are."""
 
@@ -112,10 +115,14 @@ def print_doctor(
     folded = fold(outcome.nodes, outcome.job)
     page.say(title)
     page.say("")
+    shared = Counter(filter(None, map(_reason, folded)))
     for entry in folded:
-        if verbose or entry.finding.status in (Status.FAIL, Status.WARN, Status.UNKNOWN):
+        bad = entry.finding.status in (Status.FAIL, Status.WARN, Status.UNKNOWN)
+        if verbose or (bad and shared[_reason(entry)] < _SHARED):
             _finding(page, entry, names, outcome)
     if not verbose:
+        many = [one for one in folded if shared[_reason(one)] >= _SHARED]
+        _groups(page, Status.UNKNOWN, many, names)
         _good(page, folded, names)
     _cures(page, folded, names)
     for report in outcome.paths:
@@ -141,8 +148,14 @@ def _finding(page: _Page, entry: Folded, names: Sequence[str], outcome: Outcome)
         page.say(why, "dim", indent=_INDENT)
 
 
+def _reason(entry: Folded) -> str:
+    """Return why something could not be found out, where that is no device's own matter."""
+    finding = entry.finding
+    return finding.found if finding.status is Status.UNKNOWN and not finding.subject else ""
+
+
 def _good(page: _Page, folded: Sequence[Folded], names: Sequence[str]) -> None:
-    """Print a line for each group of checks that are good, and for each reason to skip some."""
+    """Print what is good in groups, and what is skipped."""
     bad = {
         (entry.finding.check, node)
         for entry in folded
@@ -150,20 +163,31 @@ def _good(page: _Page, folded: Sequence[Folded], names: Sequence[str]) -> None:
         for node in entry.nodes or (-1,)
     }
     for status in (Status.OK, Status.SKIPPED):
-        groups: dict[tuple[str, str], dict[str, set[int]]] = {}
-        for entry in folded:
-            check = entry.finding.check
-            nodes = {node for node in entry.nodes or (-1,) if (check, node) not in bad}
-            if entry.finding.status is status and nodes:
-                reason = entry.finding.found if status is Status.SKIPPED else ""
-                key = (check.partition(".")[0], reason)
-                groups.setdefault(key, {}).setdefault(check, set()).update(nodes)
-        for (group, reason), checks in groups.items():
-            short = ", ".join(check.partition(".")[2] for check in checks)
-            some = set[int]().union(*checks.values()) - {-1}
-            place = where(sorted(some), names)
-            text = f"{group}: {short}" + (f" [{place}]" if place else "")
-            page.headed(status.value, _STYLES[status], text + (f": {reason}" if reason else ""))
+        _groups(page, status, folded, names, bad)
+
+
+def _groups(
+    page: _Page,
+    status: Status,
+    folded: Sequence[Folded],
+    names: Sequence[str],
+    bad: Collection[tuple[str, int]] = (),
+) -> None:
+    """Print a line for each group of checks that ended so for one reason, but the ``bad`` ones."""
+    groups: dict[tuple[str, str], dict[str, set[int]]] = {}
+    for entry in folded:
+        check = entry.finding.check
+        nodes = {node for node in entry.nodes or (-1,) if (check, node) not in bad}
+        if entry.finding.status is status and nodes:
+            reason = "" if status is Status.OK else entry.finding.found
+            key = (check.partition(".")[0], reason)
+            groups.setdefault(key, {}).setdefault(check, set()).update(nodes)
+    for (group, reason), checks in groups.items():
+        short = ", ".join(check.partition(".")[2] for check in checks)
+        some = set[int]().union(*checks.values()) - {-1}
+        place = where(sorted(some), names)
+        text = f"{group}: {short}" + (f" [{place}]" if place else "")
+        page.headed(status.value, _STYLES[status], text + (f": {reason}" if reason else ""))
 
 
 def _cures(page: _Page, folded: Sequence[Folded], names: Sequence[str]) -> None:

@@ -3,8 +3,8 @@
 A rank can hang in MPI_Init for ever (an interface that leads nowhere), and a launcher answers the
 death of one rank by killing all others: then what the nodes had found would be lost. So the
 first rank of each host starts this program before MPI, and rank 0 tells it all that it hears.
-It tells of MPI_Init that does not end, and prints what was reported so far where rank 0 ends
-without a word.
+It tells of MPI_Init that does not end, or that ends the rank, and prints what was reported so far
+where rank 0 ends without a word.
 """
 
 from __future__ import annotations
@@ -237,14 +237,24 @@ class _Listener:
         """Rank 0 ended without a word."""
         if self.first_dead is None and self.watched:
             self.first_dead = 0
-        if self.initialized and self.nodes:
+        if not self.initialized and self.begin is not None:
+            self._no_init(
+                "ended in MPI_Init, without a word to rdmakit; what MPI says of it stands beside "
+                "this, and what is wrong on this host follows"
+            )
+        elif self.nodes:
             self._partial("ended with the job before it reported", "died before it reported")
 
     def _late(self) -> None:
+        assert self.begin is not None
         if not self.initialized:
-            self._stuck_in_init()
+            self._no_init(
+                f"MPI_Init has not ended within {self.begin.limits.init:g} s: the ranks do not "
+                "reach each other, or the launcher's daemon does not answer. Interfaces here: "
+                f"{', '.join(_interfaces()) or 'none'}. Cure: {INTERFACES}; a firewall between the "
+                "nodes must let all TCP ports pass."
+            )
         elif self.nodes:
-            assert self.begin is not None
             silence = self.begin.limits.silence
             self.nodes[0].complete = False
             self.first_dead = 0
@@ -282,17 +292,12 @@ class _Listener:
         about = f"{begin.size} ranks on {len(self.nodes)} node(s), as far as they reported"
         show(begin.options, self.nodes, self.job, begin.whys, about, begin.watched)
 
-    def _stuck_in_init(self) -> None:
+    def _no_init(self, text: str) -> None:
+        """Tell that MPI does not come up, and what is wrong on this host."""
         begin = self.begin
         assert begin is not None
         host = socket.gethostname()
-        text = (
-            f"rdmakit: rank {begin.rank} (host {host}): MPI_Init has not ended within "
-            f"{begin.limits.init:g} s: the ranks do not reach each other, or the launcher's daemon "
-            f"does not answer. Interfaces here: {', '.join(_interfaces()) or 'none'}. "
-            f"Cure: {INTERFACES}; a firewall between the nodes must let all TCP ports pass.\n"
-        )
-        _write(text)
+        _write(f"rdmakit: rank {begin.rank} (host {host}): {text}\n")
         report = NodeReport(host=host)
         limits = Limits(look=begin.limits.own, node=begin.limits.own)
         order = Order(checks=begin.checks, profile=begin.options.profile)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -13,8 +14,10 @@ from rdmakit.config import Config
 from rdmakit.discovery.collect import read_machines
 from rdmakit.doctor.catalog import CHECKS, select
 from rdmakit.doctor.messages import NodeReport, Order
+from rdmakit.doctor.path_findings import PATH
 from rdmakit.doctor.profile import load_profile
-from rdmakit.doctor.supervise import supervise
+from rdmakit.doctor.supervise import NODE_CHECK, supervise
+from rdmakit.doctor.worker import FACTS
 from rdmakit.errors import InvalidArgument
 from rdmakit.process.launcher import Launcher, launcher_of
 from rdmakit.proof import PathReport
@@ -24,6 +27,29 @@ from rdmakit.survey.doctor_steps import JOB_STEPS, path_step
 from rdmakit.survey.run import Run
 
 __all__ = ["DoctorOptions", "run_doctor"]
+
+
+@dataclass(frozen=True)
+class _Listed:
+    id: str
+    title: str
+    why: str
+    needs: tuple[str, ...] = ()
+
+
+_ALWAYS = (
+    _Listed(
+        NODE_CHECK,
+        "Nodes that report (always on)",
+        "Where a node cannot be checked, or a rank of it hangs or dies, a job would too.",
+    ),
+    _Listed(
+        FACTS,
+        "What a node tells of itself (always on)",
+        "Nodes are compared by it; it speaks only where that cannot be found out.",
+    ),
+)
+"""Not to be chosen, but their identifiers stand in outputs."""
 
 
 def run_doctor(options: DoctorOptions, config: Config) -> int:
@@ -38,7 +64,10 @@ def run_doctor(options: DoctorOptions, config: Config) -> int:
     with_path = (*JOB_STEPS, path_step(config, paths))
     between = [one for step in with_path for one in step.checks]
     known: list[Listed] = [*CHECKS, *between]
-    ids = select(options.only, options.skip, [one.id for one in known])
+    if options.list:
+        known += _ALWAYS
+    only = (*options.only, PATH.id) if options.path and options.only else options.only
+    ids = select(only, options.skip, [one.id for one in known])
     wanted = with_path if options.path else JOB_STEPS
     run = Run(
         options,

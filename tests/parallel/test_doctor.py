@@ -150,6 +150,31 @@ def test_mpi_init_that_does_not_end(family: str, tmp_path: Path) -> None:
     assert "warn: t.held: made to warn; cure: cure A" in result.out, "this node's own findings"
 
 
+def test_mpi_init_that_ends_a_rank() -> None:
+    """MPICH itself goes over UCX, and ends the rank: what is wrong is told all the same."""
+    result = run_ranks(
+        2,
+        "-m",
+        ["rdmakit", "doctor", "--only", "ucx.tls"],
+        {"UCX_TLS": "self"},
+        timeout=LIMIT,
+        python=python_of("mpich"),
+    )
+    assert not result.timed_out, result.out
+    assert result.rc != 0
+    assert result.out.count("ended in MPI_Init, without a word to rdmakit") == 1, result.out
+    assert "fail: ucx.tls: UCX_TLS=self leaves no transport between nodes" in result.out
+    assert "cure: unset UCX_TLS" in result.out
+
+
+def test_path_is_proven_where_other_checks_are_chosen() -> None:
+    args = ["--path", "--only", "host.kernel", "--json"]
+    result = run_ranks(2, "-m", ["rdmakit", "doctor", *args], timeout=LIMIT)
+    assert result.rc == 0, result.out
+    found, _ = json.JSONDecoder().raw_decode(result.out[result.out.index("{") :])
+    assert {f["check"] for f in found["findings"]} == {"host.kernel", "path.proof"}
+
+
 def test_bad_usage_ends_all_ranks_with_one_message() -> None:
     result = run_ranks(2, "-m", ["rdmakit", "doctor", "--only", "nothing"], timeout=LIMIT)
     assert result.rc == 2, result.out

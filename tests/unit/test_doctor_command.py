@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from rdmakit.cli import main
 from rdmakit.discovery.collect import collect, read_machines
 from rdmakit.discovery.settings import PREFIXES, settings
+from rdmakit.doctor.catalog import CHECKS
 from rdmakit.drivers.host import CommandResult, HostTree
 from rdmakit.process.launcher import LAUNCHER_VARIABLES
 
@@ -66,6 +68,13 @@ def test_list(capsys: pytest.CaptureFixture[str]) -> None:
     (entry,) = json.loads(capsys.readouterr().out)
     assert entry["id"] == "host.memlock"
     assert entry["why"].endswith(".")
+    assert run("--list", "--json") == 0
+    ids = {one["id"] for one in json.loads(capsys.readouterr().out)}
+    assert {"doctor.node", "doctor.facts", "path.proof", "net.reach", "job.hosts"} <= ids
+    assert {check.id for check in CHECKS} < ids
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    table = readme[readme.index("| group | |") :].partition("\n\n")[0]
+    assert {name.partition(".")[0] for name in ids} == set(re.findall(r"`(\w+)`", table))
 
 
 @pytest.mark.parametrize(

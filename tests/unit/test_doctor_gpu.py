@@ -5,13 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from rdmakit.doctor.fold import cures, fold
+from rdmakit.doctor.messages import NodeReport
 from rdmakit.doctor.model import Finding, Status
 from rdmakit.topology.model import Gpu, Machine, Nic, PciDevice
 from rdmakit.topology.texts import read_texts
+from tests.unit import doctor_parts as ucx_parts
 from tests.unit import doctor_texts as texts
-from tests.unit.fake_node import BAD, ask, ask_one, node, write
+from tests.unit.fake_node import BAD, alarms, ask, ask_one, node, write
 
 OPEN = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  550.54.15  Release Build\n"
 CLOSED = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  {}  Tue Mar  5 22:23:56 UTC 2024\n"
@@ -249,6 +253,42 @@ def test_ucx_that_registers_host_memory_only(tmp_path: Path) -> None:
 def test_no_nic_or_no_gpu_is_no_fault(tmp_path: Path) -> None:
     for machine in (replace(MACHINE, nics=()), replace(MACHINE, gpus=()), Machine()):
         assert ask_one(node(tmp_path, machine), "gpu.gpudirect").status is Status.SKIPPED
+
+
+def test_a_gpu_without_a_nic(tmp_path: Path) -> None:
+    """It says that, and what can be proven of it and what cannot."""
+    machine = replace(MACHINE, nics=(), pci=MACHINE.pci[:2])
+    found = ask_one(node(tmp_path, machine), "gpu.gpudirect").found
+    assert found.startswith("2 NVIDIA GPU(s), but no RDMA device (InfiniBand, RoCE)")
+    assert "nothing of it can be proven on this node" in found
+    assert "host memory over TCP, which --path proves, as CUDA IPC" in found
+    assert "rdma.devices" not in found
+    card = replace(MACHINE, nics=())
+    assert "rdma.devices" in ask_one(node(tmp_path, card), "gpu.gpudirect").found
+    assert "neither" in ask_one(node(tmp_path, Machine()), "gpu.gpudirect").found
+    for name in ("gpu.peermem", "gpu.dmabuf"):
+        finding = ask_one(node(tmp_path, machine), name)
+        assert finding.found == "no RDMA device (InfiniBand, RoCE) is here"
+    assert not {"gpu.gpudirect", "gpu.peermem"} & {f.check for f in alarms(node(tmp_path, machine))}
+
+
+@pytest.mark.parametrize("idle", [False, True])
+def test_one_failure_and_one_cure_where_it_is_impossible(tmp_path: Path, idle: bool) -> None:
+    driver(tmp_path, CLOSED.format("550.54.15"))
+    peermem = ("nvidia_peermem 12288 0 -",) if idle else ()
+    module_list(tmp_path, "nvidia 60000000 8 -", "ib_core 45056 2 ib_uverbs,mlx5_ib,", *peermem)
+    ucx = msgspec.structs.replace(
+        ucx_parts.RDMA_UCX, registers={"host": ("mlx5_0", "mlx5_1"), "cuda": ("cuda_cpy",)}
+    )
+    context = node(
+        tmp_path, MACHINE, live=True, runner=ucx_parts.Children(ucx), ranks=(), job_size=1
+    )
+    names = ("gpu.gpudirect", "gpu.peermem", "gpu.dmabuf", "ucx.gpu_memory")
+    found = [ask_one(context, name) for name in names]
+    assert [f.status for f in found] == [Status.FAIL, *[Status.WARN] * 3]
+    (cure,) = cures(fold([NodeReport(host="n0", findings=found)]))
+    assert set(cure.checks) == set(names)
+    assert cure.text.startswith("rmmod nvidia_peermem" if idle else "modprobe nvidia_peermem")
 
 
 def test_what_is_not_known_is_not_said(tmp_path: Path) -> None:

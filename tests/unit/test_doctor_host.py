@@ -263,12 +263,14 @@ def test_the_hosts_own_namespaces(tmp_path: Path) -> None:
     assert "of the host" in ask_one(node(tmp_path, GPUS), "host.container").found
 
 
-def test_ranks_of_another_pid_namespace(tmp_path: Path) -> None:
+def test_ranks_of_another_pid_namespace_are_told_of_once(tmp_path: Path) -> None:
+    namespaces(tmp_path, 4026531836, 4026531839)
     write(tmp_path, "/proc/100/status", "")
-    context = node(tmp_path, GPUS, live=True, ranks=(rank(0), rank(1)))
-    finding = ask_one(context, "host.container")
+    context = node(tmp_path, GPUS, live=True, ranks=(rank(0), rank(1)), job_size=2)
+    assert ask_one(context, "host.container").status is Status.OK
+    finding = ask_one(context, "ipc.namespaces")
     assert finding.status is Status.FAIL
-    assert "ranks 1 of the 2 ranks" in finding.found
+    assert "of the 2 ranks of this node rank(s) 1 have another PID namespace" in finding.found
     assert "--pid=host" in finding.cure
 
 

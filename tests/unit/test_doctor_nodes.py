@@ -14,7 +14,7 @@ import pytest
 from rdmakit.doctor.context import RankView
 from rdmakit.doctor.messages import NodeReport, Order
 from rdmakit.doctor.model import Status
-from rdmakit.doctor.nodes import Collector, End, Hello, Member, Said, form_nodes
+from rdmakit.doctor.nodes import Collector, End, Hello, Member, Said, _Ask, form_nodes
 from rdmakit.doctor.supervise import NODE_CHECK, Limits
 from rdmakit.errors import TransferTimeout
 
@@ -144,7 +144,13 @@ def test_ranks_that_say_nothing_are_named(command: tuple[str, ...]) -> None:
 
 
 def test_rank_0_that_says_nothing_is_given_up() -> None:
-    member = Member(Mail(Post(), 1, 2), Limits(silence=0.5))
+    post = Post()
+    member = Member(Mail(post, 1, 2), Limits(silence=0.5))
+    # Before its first word it is to have the time to say that it misses this rank.
+    with pytest.raises(TransferTimeout, match="rank 1: rank 0 gave no sign of life for 2 s"):
+        member.run(hello(1, "a"), SECONDS)
+    post.boxes[1].put((0, msgspec.json.encode(_Ask())))
+    member = Member(Mail(post, 1, 2), Limits(silence=0.5))
     with pytest.raises(TransferTimeout, match=r"rank 1: rank 0 gave no sign of life for 0\.5 s"):
         member.run(hello(1, "a"), SECONDS)
 

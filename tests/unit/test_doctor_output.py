@@ -265,3 +265,19 @@ def test_text(
     assert flat.index("fail a.x") < flat.index("unknown a.x") < flat.index("ok b")
     print_doctor(Outcome(nodes), title="title", verbose=True)
     assert "ok b.x [all 4 nodes]: x" in " ".join(capsys.readouterr().out.split())
+
+
+def test_one_reason_for_many_unknowns_is_told_in_groups(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(doctor_text, "on_terminal", lambda: False)
+    blind = [finding(f"a.{name}", "unknown", "not run") for name in "vwxyz"]
+    others = [finding("b.x", "unknown", "no root"), finding("b.y", "unknown", "no root")]
+    outcome = Outcome([node("n0", *blind, *others), node("n1", *others)])
+    print_doctor(outcome, title="title")
+    flat = " ".join(capsys.readouterr().out.split())
+    assert "unknown a: v, w, x, y, z [n0]: not run" in flat
+    assert "unknown b.x [all 2 nodes]: no root" in flat
+    assert flat.count("not run") == 1
+    print_doctor(outcome, title="title", verbose=True)
+    assert capsys.readouterr().out.count("not run") == len(blind)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -10,7 +12,7 @@ import pytest
 from rdmakit.doctor.checks.net import tcp_choice
 from rdmakit.doctor.interfaces import read_interfaces, tcp_candidates
 from rdmakit.doctor.model import Status
-from rdmakit.drivers.host import HostTree
+from rdmakit.drivers.host import CommandResult, HostTree
 from rdmakit.drivers.python_report import PythonReport
 from rdmakit.drivers.ucx_report import UcxReport
 from rdmakit.process.mpi_report import MpiReport
@@ -301,11 +303,17 @@ def test_namespaces(tmp_path: Path) -> None:
     namespaces(tmp_path, 1002, pid="1", ipc="2", mnt="2")
     status, found, cure = verdict("ipc.namespaces", node)
     assert status is FAIL
-    assert "2 IPC namespaces" in found
-    assert "ranks 2 apart" in found
+    assert "rank(s) 2 have another IPC namespace" in found
+    assert "PID" not in found
     assert "--ipc=host" in cure
     two = context(tmp_path, ranks=ranks[:2], job_size=2)
     assert verdict("ipc.namespaces", two)[0] is OK
+    # What ranks say themselves counts more: their numbers are other processes' here.
+    own = tuple(rank(n, facts={"processes": f"boot/pid:[{n // 2}]"}) for n in range(3))
+    status, found, _ = verdict("ipc.namespaces", context(tmp_path, ranks=own, job_size=3))
+    assert status is FAIL
+    assert "rank(s) 2 have another PID namespace" in found
+    assert "IPC namespace:" not in found
 
 
 def test_gpus_that_are_hidden(tmp_path: Path) -> None:
@@ -408,7 +416,20 @@ def test_hostname(tmp_path: Path, hosts: str, job: int, status: Status) -> None:
 
 def test_firewall(tmp_path: Path) -> None:
     children = Children()
-    assert verdict("net.firewall", context(tmp_path, children=children))[0] is SKIPPED
+    status, found, _ = verdict("net.firewall", context(tmp_path, children=children))
+    assert (status, found) == (
+        SKIPPED,
+        "neither nft nor iptables is here to tell packet filter rules",
+    )
+
+    def refused(argv: Sequence[str], timeout: float) -> CommandResult:
+        if argv[0] == "nft":
+            return CommandResult(tuple(argv), 1, "", "Operation not permitted (you must be root)\n")
+        return children(argv, timeout)
+
+    status, found, _ = verdict("net.firewall", replace(context(tmp_path), runner=refused))
+    assert status is Status.UNKNOWN
+    assert "nft: Operation not permitted (you must be root)" in found
     children.outputs["iptables-save"] = "*filter\n:INPUT ACCEPT [0:0]\nCOMMIT\n"
     assert "no packet filter" in verdict("net.firewall", context(tmp_path, children=children))[1]
     children.outputs["iptables-save"] = "*filter\n-A INPUT -s 10.0.0.0/8 -j DROP\nCOMMIT\n"

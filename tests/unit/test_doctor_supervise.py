@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import resource
 import sys
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -177,15 +180,54 @@ def test_a_machine_that_cannot_be_looked_at(
 ) -> None:
     report, _ = run(program, "t.good", "t.raises", mode=mode, limits=Limits(look=look, node=30))
     assert [finding.check for finding in report.findings] == [NODE_CHECK, "t.good", "t.raises"]
-    assert text in report.findings[0].found
-    assert {finding.status for finding in report.findings} == {Status.UNKNOWN}
+    first, *others = report.findings
+    assert text in first.found
+    assert first.status is Status.FAIL, "nothing is known of this node: no job should use it"
+    assert first.cure
+    assert {finding.status for finding in others} == {Status.UNKNOWN}
 
 
 def test_a_worker_that_is_not_there(tmp_path: Path) -> None:
     report = NodeReport(host="n0")
     supervise(Order(checks=["t.x"]), {"t.x": 1.0}, report, command=[str(tmp_path / "absent")])
-    assert "cannot be started" in report.findings[0].found
+    assert "cannot be started: No such file" in report.findings[0].found
+    assert report.findings[0].status is Status.FAIL
     assert report.findings[1].check == "t.x"
+
+
+@pytest.fixture
+def few_files() -> Iterator[Callable[[int], None]]:
+    """Lower the number of files that this process may open, for the time of a test."""
+    old = resource.getrlimit(resource.RLIMIT_NOFILE)
+    yield lambda most: resource.setrlimit(resource.RLIMIT_NOFILE, (most, old[1]))
+    resource.setrlimit(resource.RLIMIT_NOFILE, old)
+
+
+def test_too_few_files_for_a_child(tmp_path: Path, few_files: Callable[[int], None]) -> None:
+    report = NodeReport(host="n0")
+    few_files(3)
+    supervise(Order(checks=["t.x"]), {"t.x": 1.0}, report)
+    first, other = report.findings
+    assert (first.check, first.status) == (NODE_CHECK, Status.FAIL)
+    assert "Too many open files; ulimit -n is 3" in first.found
+    assert first.cure.startswith("ulimit -n 65536")
+    assert (other.check, other.status) == ("t.x", Status.UNKNOWN)
+
+
+def test_an_open_file_above_a_lowered_limit(few_files: Callable[[int], None]) -> None:
+    read, write = os.pipe()
+    high = fcntl.fcntl(write, fcntl.F_DUPFD, 200)
+    few_files(100)
+    child = Child([sys.executable, "-c", "import os; print(os.path.exists('/proc/self/fd/200'))"])
+    lines: list[bytes] = []
+    end = time.monotonic() + 20
+    while not child.finished and time.monotonic() < end:
+        lines += child.lines(0.1)
+    child.kill()
+    assert lines == [b"False"]
+    assert os.get_inheritable(high), "it is as it was"
+    for number in (read, write, high):
+        os.close(number)
 
 
 def test_a_child_is_given_no_files_and_reaped(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from rdmakit.doctor.context import Context
 from rdmakit.doctor.facts import kernel_log, loaded, modules, open_driver, release, ucx_info
 from rdmakit.doctor.model import Check, Finding, Status
 
-__all__ = ["CHECKS"]
+__all__ = ["CHECKS", "gpudirect_cure", "impossible"]
 
 _KERNEL, _DRIVER = (5, 12), (515,)
 """First Linux whose RDMA core imports dma-buf; first driver with open modules that export it."""
@@ -22,6 +22,21 @@ _CURE = (
     "the NVIDIA driver again after MLNX_OFED or DOCA, or use the open kernel modules on Linux 5.12 "
     "or newer for dma-buf"
 )
+_AGAIN = (
+    "rmmod nvidia_peermem && modprobe nvidia_peermem; if it stays so, it was built without the "
+    "RDMA stack that is loaded: install the NVIDIA driver again after MLNX_OFED or DOCA"
+)
+
+
+def impossible(context: Context) -> bool:
+    """Return whether it is known that nothing here lets a NIC reach GPU memory."""
+    return _dmabuf_state(context)[0] is False and _peermem_state(context)[0] is False
+
+
+def gpudirect_cure(context: Context) -> str:
+    """Return what gives a NIC GPU memory: the same words from whichever check asks."""
+    idle = _peermem_state(context)[0] is False and any(loaded(context, n) for n in _NAMES)
+    return _AGAIN if idle else _CURE
 
 
 def _dmabuf_state(context: Context) -> tuple[bool | None, str]:
@@ -80,7 +95,7 @@ def _dmabuf(context: Context) -> Iterator[Finding]:
             Status.WARN,
             f"not possible: {why}",
             expected="Linux 5.12, driver 515 with open kernel modules, or nvidia_peermem",
-            cure=_CURE,
+            cure=gpudirect_cure(context),
             urgency=17,
         )
 
@@ -97,9 +112,7 @@ def _peermem(context: Context) -> Iterator[Finding]:
             Status.WARN,
             why,
             expected=f"an entry in {_CLIENTS}",
-            cure="rmmod nvidia_peermem && modprobe nvidia_peermem; if it stays so, it was built "
-            "without the RDMA stack that is loaded: install the NVIDIA driver again after "
-            "MLNX_OFED or DOCA",
+            cure=gpudirect_cure(context),
             urgency=16,
         )
     elif legacy and driver is not None and driver >= (470,):
@@ -117,16 +130,29 @@ def _peermem(context: Context) -> Iterator[Finding]:
             Status.WARN,
             why,
             expected="loaded, or dma-buf possible",
-            cure=_CURE,
+            cure=gpudirect_cure(context),
             urgency=16,
         )
+
+
+def _without_nic(context: Context) -> str:
+    """Return what there is, and what can be proven of it and what cannot."""
+    if not context.machine.gpus:
+        return "neither an NVIDIA GPU nor an RDMA device is visible here"
+    card = any(device.kind == "nic" for device in context.machine.pci)
+    return (
+        f"{len(context.machine.gpus)} NVIDIA GPU(s), but no RDMA device (InfiniBand, RoCE): no "
+        "GPUDirect RDMA, and nothing of it can be proven on this node; between nodes GPU memory "
+        "goes through host memory over TCP, which --path proves, as CUDA IPC between ranks of "
+        "this node" + ("; rdma.devices tells of a card without its device" if card else "")
+    )
 
 
 def _gpudirect(context: Context) -> Iterator[Finding]:
     told = ucx_info(context)
     offered = told.gpudirect_rdma if told.has("cuda_copy") else None
     if not context.machine.nics:
-        yield GPUDIRECT.finding(Status.SKIPPED, "no RDMA device is here that could read GPU memory")
+        yield GPUDIRECT.finding(Status.SKIPPED, _without_nic(context))
         return
     if not context.machine.gpus and offered is None:
         yield GPUDIRECT.finding(Status.SKIPPED, "no NVIDIA GPU is visible here")
@@ -145,7 +171,7 @@ def _gpudirect(context: Context) -> Iterator[Finding]:
             Status.FAIL,
             f"{told.verdict.removeprefix('FAIL for GPUDirect RDMA: ')}. {reasons}",
             expected="'cuda' among the memory types of UCX's ib memory domains",
-            cure=_CURE,
+            cure=gpudirect_cure(context),
             urgency=15,
         )
     elif able is False and serves is False:
@@ -153,7 +179,7 @@ def _gpudirect(context: Context) -> Iterator[Finding]:
             Status.FAIL,
             f"impossible: {reasons}",
             expected="dma-buf or nvidia_peermem",
-            cure=_CURE,
+            cure=gpudirect_cure(context),
             urgency=15,
         )
     elif able or serves or offered:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 
 from rdmakit.doctor.context import Context, RankView
 from rdmakit.doctor.model import Check, Finding, Status
@@ -12,7 +12,6 @@ from rdmakit.topology.visible import Visible, hidden_peers, visible_gpus
 __all__ = ["CHECKS"]
 
 _MPS_PIPE = "/tmp/nvidia-mps"
-_NAMESPACES = ("pid", "ipc", "mnt", "user")
 
 
 def _visible(context: Context) -> dict[int, Visible]:
@@ -60,43 +59,61 @@ def _mps(context: Context) -> Iterator[Finding]:
 
 def _namespaces(context: Context) -> Iterator[Finding]:
     """Compare the namespaces of the ranks' processes."""
-    bad = False
-    known = 0
-    for kind in _NAMESPACES:
-        told = {view.rank: _namespace(context, view, kind) for view in context.ranks}
-        values = Counter(value for value in told.values() if value)
-        known += bool(values)
-        if len(values) < 2 or kind in ("mnt", "user"):
-            continue  # a mount namespace of one's own is common; /dev/shm is compared itself
-        bad = True
-        usual = values.most_common(1)[0][0]
-        odd = [rank for rank, value in told.items() if value and value != usual]
-        what = {
-            "pid": "UCX's shared memory and cma, and CUDA IPC, find no peer by its process number",
-            "ipc": "CUDA IPC and System V shared memory end at it",
-        }[kind]
+    pids = _values(context, "pid")
+    if len(set(pids.values())) > 1:
+        odd = _odd(pids)
+    else:
+        # A process number that is nobody's here, or two ranks', is of another PID namespace.
+        every = Counter(view.pid for view in context.ranks)
+        odd = [
+            view.rank
+            for view in context.ranks
+            if every[view.pid] > 1 or not context.tree.exists(f"/proc/{view.pid}/.")
+        ]
+        if len(odd) == len(context.ranks) == len(every):
+            odd = []  # no rank at all is seen: /proc tells nothing here
+    told = [_apart("PID", odd)] if odd else []
+    # What /proc says of those is another process's.
+    ipc = {rank: value for rank, value in _values(context, "ipc").items() if rank not in odd}
+    if len(set(ipc.values())) > 1:
+        told.append(_apart("IPC", _odd(ipc)))
+    if told:
         yield NAMESPACES.finding(
-            Status.FAIL if kind == "ipc" else Status.WARN,
-            f"{len(values)} {kind.upper()} namespaces among the ranks of this node (ranks "
-            f"{', '.join(map(str, odd[:6]))} apart): {what}",
-            expected="one for all ranks of a node",
-            cure=f"one container per node, or docker run --{kind}=host",
-            urgency=22,
+            Status.FAIL,
+            f"of the {len(context.ranks)} ranks of this node {', '.join(told)}: no CUDA IPC, no "
+            "cma and no System V shared memory with the others",
+            expected="one PID and one IPC namespace for the ranks of a node",
+            cure="start the ranks of a host in one container, or docker run --pid=host --ipc=host "
+            "(Kubernetes: hostPID and hostIPC, or one pod for a node)",
+            urgency=20,
         )
-    if not bad:
-        if known:
-            yield NAMESPACES.finding(Status.OK, f"{len(context.ranks)} ranks in one namespace each")
-        else:
-            yield NAMESPACES.finding(Status.UNKNOWN, "/proc/PID/ns of the ranks is not readable")
+    elif pids or ipc:
+        yield NAMESPACES.finding(Status.OK, f"{len(context.ranks)} ranks in one namespace each")
+    else:
+        yield NAMESPACES.finding(Status.UNKNOWN, "/proc/PID/ns of the ranks is not readable")
 
 
-def _namespace(context: Context, view: RankView, kind: str) -> str:
-    """Return the identity of a rank's namespace, by its own word or by /proc."""
-    if told := view.facts.get(f"ns_{kind}"):
-        return told
+def _apart(kind: str, ranks: Sequence[int]) -> str:
+    more = f" and {len(ranks) - 6} more" if len(ranks) > 6 else ""
+    return f"rank(s) {', '.join(map(str, ranks[:6]))}{more} have another {kind} namespace"
+
+
+def _odd(told: Mapping[int, str]) -> list[int]:
+    """Return the ranks that have not what most have."""
+    usual = Counter(told.values()).most_common(1)[0][0]
+    return [rank for rank, value in told.items() if value != usual]
+
+
+def _values(context: Context, kind: str) -> dict[int, str]:
+    """Return the identity of each rank's namespace by its own word, else by /proc."""
+    if kind == "pid" and all(view.facts.get("processes") for view in context.ranks):
+        return {view.rank: view.facts["processes"] for view in context.ranks}
     # The link reads pid:[4026531836]; one that is not readable stays as it is.
-    name = context.tree.resolve(f"/proc/{view.pid}/ns/{kind}").rpartition("/")[2]
-    return name if "[" in name else ""
+    told = {
+        view.rank: context.tree.resolve(f"/proc/{view.pid}/ns/{kind}").rpartition("/")[2]
+        for view in context.ranks
+    }
+    return {rank: value for rank, value in told.items() if "[" in value}
 
 
 def _gpus(context: Context) -> Iterator[Finding]:

@@ -13,7 +13,6 @@ __all__ = ["CHECKS"]
 
 _HOSTS_OWN = {"pid": 4026531836, "ipc": 4026531839}
 """Numbers of the first namespaces of their kind (include/linux/proc_ns.h of the kernel)."""
-_SHARE = "docker run --pid=host --ipc=host (Kubernetes: hostPID and hostIPC, or one pod for a node)"
 
 
 def _private(context: Context) -> list[str] | None:
@@ -30,25 +29,11 @@ def _private(context: Context) -> list[str] | None:
 
 
 def _container(context: Context) -> Iterator[Finding]:
+    """Only what this process is in: whether ranks share it is for ``ipc.namespaces``."""
     kind = in_container(context)
     private = _private(context)
-    pids = [rank.pid for rank in context.ranks]
-    unseen = [
-        rank.rank
-        for rank in context.ranks
-        if context.live and not context.tree.exists(f"/proc/{rank.pid}/.")
-    ]
     title = kind or ("no container" if private in ([], None) else "a container, or a job's own")
-    if len(set(pids)) < len(pids) or unseen:
-        who = f"ranks {', '.join(map(str, unseen[:8]))}" if unseen else "some"
-        yield CONTAINER.finding(
-            Status.FAIL,
-            f"{title}: {who} of the {len(pids)} ranks on this host have another PID namespace",
-            expected="one PID and IPC namespace for the ranks of a host",
-            cure=f"start the ranks of a host in one container, or {_SHARE}",
-            urgency=20,
-        )
-    elif private is None:
+    if private is None:
         yield CONTAINER.finding(
             Status.OK if kind else Status.UNKNOWN,
             f"{kind}; its namespaces are not known" if kind else "namespaces are not known",
@@ -121,7 +106,7 @@ def _coherent(context: Context) -> bool:
 CONTAINER = Check(
     "host.container",
     "Container and namespaces",
-    "CUDA IPC and shared memory need one PID and one IPC namespace for all ranks of a host.",
+    "CUDA IPC and shared memory end at a container's PID and IPC namespaces.",
     _container,
 )
 

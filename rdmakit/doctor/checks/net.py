@@ -177,10 +177,13 @@ def _addresses_of(host: str, text: str) -> list[str]:
 
 def _firewall(context: Context) -> Iterator[Finding]:
     """Only whether there are rules: what they do to a packet is for ``net.reach`` to find out."""
-    told = []
+    told, refused = [], []
     for command in (("nft", "list", "ruleset"), ("iptables-save",), ("ip6tables-save",)):
         result = context.runner(command, 10.0)
-        if result.error or not result.ok:
+        if not result.ok:
+            if not result.absent:
+                why = result.error or next(iter(result.stderr.strip().splitlines()), "")
+                refused.append(f"{command[0]}: {why or f'exit status {result.rc}'}")
             continue
         rules = _rules(result.stdout)
         drops = len(re.findall(r"\b(drop|reject)\b", result.stdout, re.I))
@@ -196,9 +199,12 @@ def _firewall(context: Context) -> Iterator[Finding]:
         )
     elif told:
         yield FIREWALL.finding(Status.OK, "no packet filter rules")
+    elif refused:
+        text = "packet filter rules are not readable here (needs root?)"
+        yield FIREWALL.finding(Status.UNKNOWN, f"{text}: {'; '.join(refused)}")
     else:
         yield FIREWALL.finding(
-            Status.SKIPPED, "packet filter rules are not readable here (nft and iptables need root)"
+            Status.SKIPPED, "neither nft nor iptables is here to tell packet filter rules"
         )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from rdmakit.doctor.checks.gpudirect import gpudirect_cure, impossible
 from rdmakit.doctor.context import Context
 from rdmakit.doctor.model import Check, Finding, Status
 from rdmakit.doctor.software import Software, software
@@ -242,14 +243,14 @@ def _gpu_memory(context: Context) -> Iterator[Finding]:
         return
     have = [n for n in ("cuda_ipc", "gdr_copy", "rc_mlx5") if n in (own.transports or {})]
     yield GPU_MEMORY.finding(
-        Status.FAIL,
+        # Where nothing could let them, gpu.gpudirect is what failed.
+        Status.WARN if impossible(context) else Status.FAIL,
         f"{', '.join(bad)} register host memory only: no GPUDirect RDMA"
         + (f", although {', '.join(have)} are there" if have else ""),
         subject=", ".join(bad),
         expected="memory types with cuda in every ib domain (ucx_info -d)",
-        cure="modprobe nvidia_peermem, or NVIDIA's open kernel module on Linux 5.12 or newer, "
-        "which offers dma-buf",
-        urgency=14,
+        cure=gpudirect_cure(context),
+        urgency=15,
     )
 
 

@@ -1,0 +1,304 @@
+"""``rdmakit doctor`` as a user starts it, on emulated hosts of which something is broken."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cluster.test_hosts import CANNOT, MTU, TOOL, Hosts, agent, family
+from tests.mpi import python_of
+
+__all__ = ["agent", "family"]  # fixtures
+
+pytestmark = [pytest.mark.cluster, pytest.mark.parallel, pytest.mark.slow]
+
+HOSTS = 3
+LIMIT = 110.0
+BAD = ("fail", "warn", "unknown")
+_JOB = ("hosts", "addresses", "mtu", "gid", "configuration", "versions", "settings", "clock")
+Found = dict[str, Any]
+
+
+class Doctor:
+    """The command on all hosts, a rank each."""
+
+    def __init__(self, hosts: Hosts, agent: Path) -> None:
+        self.hosts, self.agent = hosts, agent
+
+    def name(self, host: int) -> str:
+        return f"{self.hosts.name}{host}"
+
+    def on(self, host: int, line: str) -> str:
+        done = self.hosts.tool("run", str(host), "sh", "-c", line)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def address(self, host: int) -> str:
+        return self.on(host, "ip -4 -o addr show dev link0").split()[3].partition("/")[0]
+
+    def words(self, family: str, args: list[str], environ: dict[str, str]) -> list[str]:
+        python = python_of(family)
+        names = ",".join(self.name(host) for host in range(HOSTS))
+        if family == "openmpi":
+            options = ["--host", names, "--map-by", "ppr:1:node", "--bind-to", "none",
+                       "--prtemca", "plm_ssh_agent", str(self.agent),
+                       "--mca", "mpi_yield_when_idle", "1", "-x", "PYTHONPATH"]  # fmt: skip
+            for name, value in environ.items():
+                options += ["-x", f"{name}={value}"]
+        else:
+            options = ["-hosts", names, "-launcher", "ssh", "-launcher-exec", str(self.agent)]
+            for name, value in environ.items():
+                options += ["-genv", name, value]
+        mpirun = str(Path(python).parent / "mpirun")
+        command = [python, "-m", "rdmakit", "doctor", "--json", *args]
+        return ["run", "0", mpirun, *options, "-n", str(HOSTS), *command]
+
+    def text(self, family: str, *args: str, **environ: str) -> tuple[int, str]:
+        """Return mpirun's exit status and everything that was printed."""
+        done = self.hosts.tool(*self.words(family, list(args), environ), timeout=LIMIT)
+        return done.returncode, done.stdout + done.stderr
+
+    def __call__(self, family: str, *args: str, status: int = 0, **environ: str) -> Found:
+        """Return the report, of which the exit status must be mpirun's too."""
+        rc, out = self.text(family, *args, **environ)
+        assert rc == status, out
+        found = report_in(out)
+        assert found["exit"] == status
+        return found
+
+
+def report_in(out: str) -> Found:
+    assert '{\n "schema"' in out, out
+    found, _ = json.JSONDecoder().raw_decode(out[out.index('{\n "schema"') :])
+    return dict(found)
+
+
+def bad(found: Found) -> dict[str, Found]:
+    """Return what is not well, but what this machine itself warns of."""
+    return {
+        f["check"]: f
+        for f in found["findings"]
+        if f["status"] in BAD and (f["check"], f["status"]) != ("host.memlock", "warn")
+    }
+
+
+def cured(found: Found, check: str) -> str:
+    return next(one["cure"] for one in found["cures"] if check in one["checks"])
+
+
+@pytest.fixture(scope="module")
+def hosts() -> Iterator[Hosts]:
+    tail = "".join(chr(ord("a") + int(digit)) for digit in str(os.getpid()))
+    hosts = Hosts(f"d{tail}")
+    done = hosts.tool("up", str(HOSTS), "--mtu", str(MTU))
+    if done.returncode == CANNOT:
+        pytest.skip(f"no emulated hosts here: {done.stderr.strip().splitlines()[-1]}")
+    assert done.returncode == 0, done.stderr
+    yield hosts
+    done = hosts.tool("down")
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture
+def doctor(hosts: Hosts, agent: Path) -> Doctor:
+    return Doctor(hosts, agent)
+
+
+def test_healthy(doctor: Doctor, family: str) -> None:
+    found = doctor(family, "--path")
+    assert bad(found) == {}
+    assert [(n["name"], n["complete"]) for n in found["nodes"]] == [
+        (doctor.name(host), True) for host in range(HOSTS)
+    ]
+    status = {f["check"]: f["status"] for f in found["findings"] if not f["nodes"]}
+    assert {check for check in status if check.startswith("job.")} == {
+        f"job.{name}" for name in _JOB
+    }
+    assert {name for name, value in status.items() if value == "skipped"} <= {
+        "job.gid",  # no RDMA device
+        "path.proof",  # no GPU
+    }
+    assert status["net.reach"] == "ok"
+    (report,) = found["paths"]
+    assert len(report["pairs"]) == HOSTS * (HOSTS - 1) / 2
+    for pair in report["pairs"]:
+        assert pair["verdict"]["path"] == "tcp"
+        counters = pair["evidence"]["counters"]  # of lo too, which carries nothing
+        assert [one["state"] for one in counters].count("agrees") == 2, "both links counted"
+
+
+@contextlib.contextmanager
+def cut(doctor: Doctor) -> Iterator[None]:
+    """Let host 1's packets to host 2 vanish: a neighbour that nobody is, as behind a firewall."""
+    there = doctor.address(2)
+    words = f"ip neigh replace {there} lladdr 02:00:00:00:00:99 dev link0 nud permanent"
+    doctor.on(1, words)
+    try:
+        yield
+    finally:
+        doctor.on(1, f"ip neigh del {there} dev link0")
+
+
+def test_a_pair_that_is_cut(doctor: Doctor) -> None:
+    """Of Open MPI's; MPICH's own MPI_Init does not end where two hosts are cut."""
+    with cut(doctor):
+        found = doctor("openmpi", "--path", "--only", "net.reach", status=1)
+    wrong = bad(found)
+    assert set(wrong) == {"net.reach", "path.proof"}
+    reach, path = wrong["net.reach"], wrong["path.proof"]
+    assert reach["status"] == "fail"
+    assert reach["subject"] == f"{doctor.name(1)} - {doctor.name(2)}"
+    assert "iptables -I INPUT" in cured(found, "net.reach")
+    assert path["status"] == "unknown"
+    assert path["found"].startswith("not tried")
+
+
+def test_mtu_of_one_host(doctor: Doctor) -> None:
+    doctor.on(1, "ip link set link0 mtu 1500")
+    try:
+        found = doctor("openmpi", "--only", "job.mtu")
+    finally:
+        doctor.on(1, f"ip link set link0 mtu {MTU}")
+    wrong = bad(found)["job.mtu"]
+    assert f"1500 on {doctor.name(1)}" in wrong["found"]
+    assert f"mtu {MTU} on {doctor.name(1)}" in cured(found, "job.mtu")
+
+
+def test_two_hosts_of_one_name(doctor: Doctor, family: str) -> None:
+    doctor.on(2, f"echo {doctor.name(0)} >/proc/sys/kernel/hostname")
+    try:
+        found = doctor(family, "--only", "job.hosts", status=1)
+    finally:
+        doctor.on(2, f"echo {doctor.name(2)} >/proc/sys/kernel/hostname")
+    wrong = bad(found)["job.hosts"]
+    assert wrong["status"] == "fail"
+    assert doctor.address(2) in wrong["found"]
+    assert "hostnamectl set-hostname" in cured(found, "job.hosts")
+    names = [node["name"] for node in found["nodes"]]
+    assert len(set(names)) == HOSTS, "three nodes, whatever they are called"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "check", "cure"),
+    [
+        ("UCX_NET_DEVICES", "mlx5_0:1", "ucx.net_devices", "export UCX_NET_DEVICES=link0"),
+        ("UCX_NET_DEVICES", "lo", "ucx.net_devices", "export UCX_NET_DEVICES=link0"),
+        ("UCX_TLS", "self,sm", "ucx.tls", "export UCX_TLS=self,sm,tcp"),
+    ],
+)
+def test_settings(doctor: Doctor, name: str, value: str, check: str, cure: str) -> None:
+    found = doctor("openmpi", "--only", "ucx.tls", "--only", "ucx.net_devices", "--only",
+                   "job.settings", status=1, **{name: value})  # fmt: skip
+    wrong = bad(found)
+    assert set(wrong) == {check}
+    assert wrong[check]["status"] == "fail"
+    assert len(wrong[check]["nodes"]) == HOSTS
+    assert f"{name}={value}" in wrong[check]["found"]
+    assert cure in cured(found, check)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "check"),
+    [("UCX_TLS", "self,sm", "ucx.tls"), ("UCX_NET_DEVICES", "mlx5_0:1", "ucx.net_devices")],
+)
+def test_settings_that_end_mpi_init(doctor: Doctor, name: str, value: str, check: str) -> None:
+    """MPICH goes over UCX itself and ends its ranks; each host tells what is wrong there."""
+    only = ("--only", "ucx.tls", "--only", "ucx.net_devices")
+    rc, out = doctor.text("mpich", *only, **{name: value})
+    assert rc not in (0, None), out
+    for host in range(HOSTS):
+        assert f"(host {doctor.name(host)}): ended in MPI_Init" in out
+        assert re.search(rf"{doctor.name(host)}: fail: {check}: .*{name}={value}.*; cure: ", out)
+
+
+@contextlib.contextmanager
+def bridges(doctor: Doctor) -> Iterator[None]:
+    """Give each host a docker0, which has the same address everywhere."""
+    for host in range(HOSTS):
+        doctor.on(
+            host,
+            "ip link add docker0 type bridge; ip addr add 172.17.0.1/16 dev docker0;"
+            "ip link add veth1 type veth peer name veth2; ip link set veth1 master docker0 up;"
+            "ip link set veth2 up; ip link set docker0 up",
+        )
+    try:
+        yield
+    finally:
+        for host in range(HOSTS):
+            doctor.on(host, "ip link del docker0; ip link del veth1")
+
+
+def test_a_bridge_with_one_address_on_all_hosts(doctor: Doctor) -> None:
+    ways = {"UCX_NET_DEVICES": "docker0", "OMPI_MCA_btl_tcp_if_include": "link0"}
+    only = ("--only", "ucx.net_devices", "--only", "job.addresses", "--only", "net.reach")
+    with bridges(doctor):
+        left_out = doctor("openmpi", *only, status=1, **ways)
+        taken = doctor("openmpi", *only, status=1, UCX_TCP_BRIDGE_ENABLE="y", **ways)
+    assert set(bad(left_out)) == {"ucx.net_devices"}
+    assert bad(left_out)["ucx.net_devices"]["status"] == "fail"
+    assert "UCX_NET_DEVICES=link0" in cured(left_out, "ucx.net_devices")
+    wrong = bad(taken)["job.addresses"]
+    assert wrong["status"] == "fail"
+    assert "172.17.0.1 (docker0) is the address of" in wrong["found"]
+    assert "UCX_NET_DEVICES=" in cured(taken, "job.addresses")
+
+
+def test_an_mpi_whose_own_messages_go_astray(doctor: Doctor) -> None:
+    """Open MPI takes docker0 as well, and what ranks send there comes back to the host itself."""
+    with bridges(doctor):
+        found = doctor("openmpi", "--only", "host.files", status=1)
+    (wrong,) = [f for f in found["findings"] if f["subject"] == "rank 2"]
+    assert wrong["check"] == "doctor.node"
+    assert "no word within 20 s after MPI_Init" in wrong["found"]
+    assert "OMPI_MCA_btl_tcp_if_include" in wrong["cure"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
+def test_a_rank_that_is_seized(doctor: Doctor, number: signal.Signals) -> None:
+    """While the checks of its host run."""
+    words = doctor.words("openmpi", ["--only", "host", "--only", "ucx"], {})
+    job = subprocess.Popen(
+        [str(TOOL), *words], env=doctor.hosts.env, stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    try:
+        os.kill(first_rank(doctor.name(2)), number)
+        out, _ = job.communicate(timeout=LIMIT)
+    finally:
+        job.kill()
+    assert job.returncode != 0, out
+    found = report_in(out)
+    nodes = {node["name"]: node for node in found["nodes"]}
+    assert not nodes[doctor.name(2)]["complete"]
+    assert found["exit"] == 1
+    assert any(doctor.name(2) in f["nodes"] for f in found["findings"] if f["status"] == "fail")
+    if number is signal.SIGSTOP:
+        assert nodes[doctor.name(0)]["complete"]
+        assert nodes[doctor.name(1)]["complete"]
+        assert bad(found)["doctor.node"]["nodes"] == [doctor.name(2)]
+
+
+def first_rank(host: str) -> int:
+    """Return the process of a host's first rank, once its worker is there."""
+    end = time.monotonic() + 60
+    while time.monotonic() < end:
+        listed = subprocess.run(
+            ["ip", "netns", "pids", host], capture_output=True, text=True, check=True
+        )
+        for pid in listed.stdout.split():
+            with contextlib.suppress(OSError):
+                words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+                if b"rdmakit.doctor.worker" in words:
+                    return int(words[words.index(b"rdmakit.doctor.worker") + 1])
+        time.sleep(0.05)
+    raise AssertionError(f"no checks on {host} within 60 s")
