@@ -233,11 +233,20 @@ def _odd(told: Mapping[int, str]) -> tuple[str, dict[str, list[int]]]:
     return usual, odd
 
 
+def _source(name: str) -> str:
+    """Return what tells the release of ``name``: the packages are Python's to tell."""
+    return name if name in ("UCX", "MPI") else "Python"
+
+
 def _versions_of(
     check: Check, nodes: Sequence[NodeFacts], names: Sequence[str]
 ) -> Iterator[Finding]:
     for name in dict.fromkeys(name for node in nodes for name in node.versions):
-        told = {p: node.versions.get(name, "none") for p, node in enumerate(nodes) if node.versions}
+        told = {
+            place: node.versions.get(name, "none")
+            for place, node in enumerate(nodes)
+            if node.versions and _source(name) not in node.untold
+        }
         usual, odd = _odd(told)
         for value, places in odd.items():
             yield check.finding(
@@ -253,6 +262,14 @@ def _versions_of(
                 ),
                 urgency=16 if name in _MUST_FIT else 50,
             )
+    for name in dict.fromkeys(name for node in nodes for name in node.untold):
+        silent = [place for place, node in enumerate(nodes) if name in node.untold]
+        yield check.finding(
+            Status.UNKNOWN,
+            f"the release of {name} could not be found out on {_who(silent, names)}",
+            subject=name,
+            expected="the same on all nodes",
+        )
 
 
 def _settings(check: Check, nodes: Sequence[NodeFacts], names: Sequence[str]) -> Iterator[Finding]:

@@ -45,6 +45,8 @@ class NodeFacts(msgspec.Struct, frozen=True, kw_only=True):
     clock: float | None = None
     """Seconds that this node's clock is ahead of the first node's; None: not measured."""
     versions: dict[str, str] = {}
+    untold: tuple[str, ...] = ()
+    """Of UCX, MPI and Python (with its packages): whose release could not be found out."""
     settings: dict[str, str] = {}
     """Of the node's first rank."""
     apart: dict[str, dict[str, str]] = {}
@@ -73,6 +75,7 @@ def node_facts(context: Context) -> NodeFacts:
         mtus={one.name: one.mtu for one in up if one.mtu},
         tcp=tuple(one.name for one in tcp_choice(context)),
         versions=_versions(context),
+        untold=_untold(context),
         settings=environ,
         apart=apart,
         machine=context.machine,
@@ -91,6 +94,18 @@ def _settings(environ: Mapping[str, str]) -> dict[str, str]:
         parts = dict.fromkeys(filter(None, found["LD_LIBRARY_PATH"].split(":")))
         found["LD_LIBRARY_PATH"] = ":".join(parts)
     return found
+
+
+def _untold(context: Context) -> tuple[str, ...]:
+    own = software(context)
+    mpi = own.mpi
+    silent = {
+        "UCX": own.ucx is not None and own.ucx.silent,
+        # A library that is there tells its release, if it answers in time.
+        "MPI": mpi is not None and (mpi.silent or bool(mpi.path and not mpi.library)),
+        "Python": own.python is not None and bool(own.python.problem),
+    }
+    return tuple(name for name, unknown in silent.items() if unknown)
 
 
 def _versions(context: Context) -> dict[str, str]:

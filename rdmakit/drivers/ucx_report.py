@@ -47,7 +47,9 @@ class UcxReport(msgspec.Struct, frozen=True, kw_only=True):
     """What the child saw."""
 
     problem: str = ""
-    """Why there is no UCX; the rest is empty then."""
+    """Why there is no UCX, or nothing is known of it; the rest is empty then."""
+    silent: bool = False
+    """The process gave no answer in time: whether there is a UCX is not known."""
     version: str = ""
     source: str = ""
     reason: str = ""
@@ -88,7 +90,8 @@ def ask_ucx(run: Runner, environ: Mapping[str, str]) -> UcxReport:
         last = result.stderr.strip().splitlines()[-1:]
         ended = f"ended by signal {-result.rc}" if result.rc and result.rc < 0 else ""
         why = result.error or ended or (last[0] if last else f"status {result.rc}")
-        return UcxReport(problem=f"the process that was to load UCX: {why}")
+        problem = f"the process that was to load UCX: {why}"
+        return UcxReport(problem=problem, silent=result.rc is None)
     try:
         return msgspec.json.decode(text.removeprefix(_MARK), type=UcxReport)
     except (msgspec.MsgspecError, UnicodeError) as exc:

@@ -38,7 +38,9 @@ class MpiReport(msgspec.Struct, frozen=True, kw_only=True):
     """What the child saw."""
 
     problem: str = ""
-    """Why no library would be loaded."""
+    """Why no library would be loaded, or nothing is known of it."""
+    silent: bool = False
+    """The process gave no answer in time: whether there is a library is not known."""
     path: str = ""
     family: str = ""
     """openmpi, mpich or intel; empty where that is not known."""
@@ -73,7 +75,8 @@ def ask_mpi(runner: Runner, environ: Mapping[str, str]) -> MpiReport:
     if not text:
         last = result.stderr.strip().splitlines()[-1:]
         why = result.error or (last[0] if last else f"status {result.rc}")
-        return MpiReport(problem=f"the process that was to look for MPI: {why}")
+        problem = f"the process that was to look for MPI: {why}"
+        return MpiReport(problem=problem, silent=result.rc is None)
     try:
         return msgspec.json.decode(text.removeprefix(_MARK), type=MpiReport)
     except (msgspec.MsgspecError, UnicodeError) as exc:

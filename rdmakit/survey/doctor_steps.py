@@ -8,7 +8,6 @@ from typing import Any
 
 import msgspec
 
-from rdmakit.communicator import Communicator
 from rdmakit.config import Config
 from rdmakit.devices import choose_device
 from rdmakit.doctor.compare import JOB_CHECKS, NodeFacts, compare_nodes
@@ -24,7 +23,7 @@ from rdmakit.drivers import cuda
 from rdmakit.drivers.host import HostTree
 from rdmakit.errors import RdmaKitError
 from rdmakit.nics import has_active_port
-from rdmakit.proof import PathReport, prove_path
+from rdmakit.proof import PathReport
 from rdmakit.protocols import Bootstrap
 from rdmakit.survey.run import JobStep
 
@@ -82,6 +81,10 @@ def path_step(config: Config, reports: list[PathReport]) -> JobStep:
     """
 
     def prove(bootstrap: Bootstrap) -> list[Finding]:
+        # Here, since the other steps do without them and are to begin soon.
+        from rdmakit.communicator import Communicator
+        from rdmakit.proof.prove import prove_path
+
         active = has_active_port(HostTree())
         told = bootstrap.allgather(socket.gethostname().encode() if active else b"")
         rdma = {host.decode() for host in told if host}

@@ -62,9 +62,9 @@ class Run:
     @property
     def order(self) -> Order:
         """What each node's worker is to do."""
-        return Order(
-            checks=[*self.selected, *([FACTS] if self.steps else [])], profile=self.options.profile
-        )
+        # To tell of itself a node starts processes of UCX, MPI and Python.
+        facts = [FACTS] if any(step.compare or step.nodes for step in self.steps) else []
+        return Order(checks=[*self.selected, *facts], profile=self.options.profile)
 
     def asked(self, found: Sequence[Finding]) -> list[Finding]:
         """Return the findings of a step that were asked for."""

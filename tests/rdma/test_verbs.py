@@ -23,7 +23,7 @@ BENCH = (
 )  # fmt: skip
 
 # Each UCX once: MPI's own in the bench, the libucx wheel's in the program.
-OVER_RC = add(Step("bench", BENCH, env={"RDMAKIT_UCX": "mpi"}))
+OVER_RC = add(Step("bench", (*BENCH, "--require", "rdma"), env={"RDMAKIT_UCX": "mpi"}))
 OVER_TCP = add(Step("bench-tcp", BENCH, env={"UCX_TLS": "tcp"}))
 MIXED = add(Step("verbs", (PROGRAM, "{folder}/{name}", "ucxx")))
 
@@ -82,6 +82,15 @@ def test_bench_over_rc(machines: Machines) -> None:
     for node in (0, 1):
         for which in ("sent_pkts", "rcvd_pkts"):
             assert machines[OVER_RC].packets(node, which) >= moved // RDMA_MTU > 0
+
+
+def test_required_rdma_is_proven(machines: Machines) -> None:
+    (proof,) = result(machines, OVER_RC)["environment"]["path"]["pairs"]
+    assert proof["verdict"]["path"] == "rdma-host", proof
+    assert proof["evidence"]["variants"][0]["problem"] == ""
+    assert {row["path"] for row in messages(machines, OVER_RC) if row["layer"] == "inter"} == {
+        "rdma-host"
+    }
 
 
 def test_bench_names_the_ucx_of_mpi(machines: Machines) -> None:

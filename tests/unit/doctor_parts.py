@@ -12,7 +12,7 @@ from rdmakit.doctor.context import Context, RankView
 from rdmakit.doctor.model import Finding, Status, worst
 from rdmakit.doctor.run import run_check
 from rdmakit.drivers import python_report, ucx_report
-from rdmakit.drivers.host import CommandResult, HostTree
+from rdmakit.drivers.host import CommandResult, HostTree, Runner
 from rdmakit.drivers.python_report import PythonReport
 from rdmakit.drivers.ucx_report import UcxModuleReport, UcxReport
 from rdmakit.process import mpi_report
@@ -167,7 +167,7 @@ def gpu_machine(nics: int = 2, *, up: bool = True) -> Machine:
     return Machine("node", gpus, cards, Matrix(names, cells))
 
 
-def context(root: Path, *, children: Children | None = None, **more: object) -> Context:
+def context(root: Path, *, children: Runner | None = None, **more: object) -> Context:
     """Return a node whose files lie below ``root`` and whose children answer."""
     values: dict[str, object] = {
         "machine": Machine("node"),

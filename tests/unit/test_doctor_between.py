@@ -18,10 +18,11 @@ from rdmakit.doctor.node_facts import NodeFacts, node_facts
 from rdmakit.doctor.reach import Endpoint, endpoints_of, measure_clocks, port_range, reach
 from rdmakit.doctor.reach_findings import Outcome, Place, reach_findings
 from rdmakit.doctor.star import StarBootstrap
+from rdmakit.drivers.host import CommandResult
 from rdmakit.errors import TransferTimeout
 from rdmakit.memory import MemoryBootstrap, run_threads
 from rdmakit.topology.model import Gid, Machine, Nic, Port
-from tests.unit.doctor_parts import context, gpu_machine, interface, rank, write
+from tests.unit.doctor_parts import MPI, Children, context, gpu_machine, interface, rank, write
 
 FAIL, WARN, OK = Status.FAIL, Status.WARN, Status.OK
 
@@ -123,6 +124,22 @@ def test_versions(name: str, status: Status) -> None:
     assert finding.found == f"{name} is 2.0, but 1.0 on node2"
 
 
+def test_versions_that_could_not_be_found_out() -> None:
+    """What a node does not know of itself is no difference."""
+    nodes = [node(place, versions={"MPI": "5", "numpy": "2"}) for place in range(3)]
+    nodes[1] = node(1, versions={"numpy": "2"}, untold=("MPI",))
+    nodes[2] = node(2, versions={"MPI": "5"}, untold=("Python",))
+    assert bad(nodes) == {}
+    unknown = [one for one in compare_nodes(nodes) if one.status is Status.UNKNOWN]
+    assert [(one.check, one.subject) for one in unknown] == [
+        ("job.versions", "MPI"),
+        ("job.versions", "Python"),
+    ]
+    assert unknown[0].found == "the release of MPI could not be found out on node1"
+    nodes[2] = node(2, versions={"MPI": "4"}, untold=("Python",))
+    assert bad(nodes)["job.versions"][0].found == "MPI is 5, but 4 on node2"
+
+
 def test_settings() -> None:
     nodes = [node(place) for place in range(3)]
     nodes[1] = node(1, settings={})
@@ -165,8 +182,20 @@ def test_facts_of_a_node(tmp_path: Path) -> None:
     assert facts.apart == {"UCX_TLS": {"1": "tcp"}}
     assert facts.versions["UCX"] == "1.20.1"
     assert facts.versions["MPI"] == "Open MPI v5.0.11"
+    assert facts.untold == ()
     text = msgspec.json.encode(facts)
     assert msgspec.json.decode(text, type=NodeFacts) == facts
+
+
+def test_facts_of_a_node_whose_processes_are_slow(tmp_path: Path) -> None:
+    def late(argv: object, timeout: float) -> CommandResult:
+        return CommandResult((), None, "", "", "python: no end after 30 s, killed")
+
+    assert node_facts(context(tmp_path, children=late)).untold == ("UCX", "MPI", "Python")
+    half = Children(mpi=msgspec.structs.replace(MPI, library=""))
+    facts = node_facts(context(tmp_path, children=half))
+    assert facts.untold == ("MPI",)
+    assert "MPI" not in facts.versions
 
 
 # -- reach --------------------------------------------------------------------------------------

@@ -12,11 +12,16 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from rdmakit.cli import main
+from rdmakit.config import Config
 from rdmakit.discovery.collect import collect, read_machines
 from rdmakit.discovery.settings import PREFIXES, settings
 from rdmakit.doctor.catalog import CHECKS
+from rdmakit.doctor.worker import FACTS
 from rdmakit.drivers.host import CommandResult, HostTree
 from rdmakit.process.launcher import LAUNCHER_VARIABLES
+from rdmakit.survey.doctor_options import DoctorOptions
+from rdmakit.survey.doctor_steps import JOB_STEPS, path_step
+from rdmakit.survey.run import Run
 
 
 @pytest.fixture(autouse=True)
@@ -92,6 +97,15 @@ def test_list(capsys: pytest.CaptureFixture[str]) -> None:
 def test_bad_usage(args: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(*args) == 2
     assert text in capsys.readouterr().err
+
+
+def test_a_node_tells_of_itself_only_where_that_is_used() -> None:
+    """It starts processes of UCX, MPI and Python for that; the path needs none of it."""
+    (reach,) = (step for step in JOB_STEPS if step.nodes and step.checks[0].id == "net.reach")
+    path = path_step(Config(), [])
+    for steps, told in (((), []), ((path,), []), ((reach, path), [FACTS]), (JOB_STEPS, [FACTS])):
+        run = Run(DoctorOptions(), CHECKS, ["host.memlock"], steps)
+        assert run.order.checks == ["host.memlock", *told]
 
 
 # -- settings --------------------------------------------------------------------------------------

@@ -391,3 +391,17 @@ def test_a_child_that_dies() -> None:
         return CommandResult((), -11, "", "")
 
     assert "ended by signal 11" in ask_ucx(killed, {}).problem
+
+
+def test_a_child_that_is_too_slow(tmp_path: Path) -> None:
+    """Nothing is known then: that is no missing UCX, and nothing is to be installed."""
+
+    def late(argv: object, timeout: float) -> CommandResult:
+        return CommandResult((), None, "", "", "python: no end after 30 s, killed")
+
+    status, found, cure = verdict("ucx.library", context(tmp_path, children=late))
+    assert (status, cure) == (Status.UNKNOWN, "")
+    assert "no end after 30 s" in found
+    status, found, _ = verdict("ucx.transports", context(tmp_path, children=late))
+    assert (status, found) == (Status.SKIPPED, "UCX gave no answer; ucx.library says why")
+    assert verdict("mpi.library", context(tmp_path, children=late))[0] is Status.UNKNOWN

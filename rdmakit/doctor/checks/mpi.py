@@ -31,6 +31,8 @@ def _library(context: Context) -> Iterator[Finding]:
         yield LIBRARY.finding(Status.OK, f"{told.pop()}, on {len(context.ranks)} rank(s)")
     elif report is None:
         yield LIBRARY.finding(Status.SKIPPED, "needs the machine itself, not its files")
+    elif report.silent:
+        yield LIBRARY.finding(Status.UNKNOWN, report.problem)
     elif report.problem:
         yield LIBRARY.finding(
             Status.FAIL,

@@ -37,6 +37,8 @@ def _library(context: Context) -> Iterator[Finding]:
             yield LIBRARY.finding(Status.SKIPPED, "no output of ucx_info -v among the files")
     elif own.ucx.problem and context.environ.get("RDMAKIT_UCX", "").lower() == "none":
         yield LIBRARY.finding(Status.OK, own.ucx.problem)
+    elif own.ucx.silent:
+        yield LIBRARY.finding(Status.UNKNOWN, own.ucx.problem)
     elif own.ucx.problem:
         yield LIBRARY.finding(
             Status.FAIL,
@@ -62,7 +64,8 @@ def _cure_of(problem: str) -> str:
 def _no_ucx(check: Check, own: Software) -> Finding:
     """Return why there is nothing to check; a UCX that is not there is told once."""
     if own.ucx is not None:
-        return check.finding(Status.SKIPPED, "there is no UCX; ucx.library says why")
+        what = "UCX gave no answer" if own.ucx.silent else "there is no UCX"
+        return check.finding(Status.SKIPPED, f"{what}; ucx.library says why")
     return check.finding(Status.SKIPPED, own.why_no_ucx or "not in the output of ucx_info")
 
 
