@@ -34,7 +34,7 @@ _SECRET = re.compile(r"JWT|TOKEN|SECRET|PASSW|CREDENTIAL|COOKIE|PRIVATE|AUTH|API
 def settings(environ: Mapping[str, str] | None = None) -> dict[str, str]:
     r"""Return the variables of :data:`PREFIXES`, without those whose names tell of a secret.
 
-    Local. None: those of this process. Bytes that are no UTF-8 become ``\\udcff`` and the like,
+    Local. None: those of this process. Bytes that are no UTF-8 become ``\udcff`` and the like,
     since no message or file could carry them.
     """
     env = os.environ if environ is None else environ

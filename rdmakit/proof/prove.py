@@ -68,11 +68,10 @@ def prove_path(
     raise_together(comm.bootstrap, problem, InvalidArgument)
     same = msgspec.json.encode([wanted, nbytes, memory, thorough, inside, most])
     odd = [r for r, told in enumerate(comm.bootstrap.allgather(same)) if told != same]
-    raise_together(
-        comm.bootstrap,
-        f"prove_path was called with other arguments on rank(s) {odd[:8]}" if odd else "",
-        CollectiveMismatch,
-    )
+    if odd:  # the same on all ranks
+        raise CollectiveMismatch(
+            f"prove_path was called with other arguments on rank(s) {odd[:8]} than on rank 0"
+        )
     if memory == "gpu":
         raise_together(comm.bootstrap, doors.cuda.why_not(), UnsupportedError)
     sample = ""

@@ -29,4 +29,4 @@ def on_terminal(tree: HostTree | None = None) -> bool:
             found = True
             terminal = tree.resolve(f"/proc/{pid}/fd/1").startswith(("/dev/pts/", "/dev/tty"))
         pid = int(rest.split()[1])
-    return terminal if found else sys.stdout is not None and sys.stdout.isatty()
+    return terminal if found else sys.stdout.isatty()

@@ -18,7 +18,6 @@ from rdmakit.discovery.settings import PREFIXES, settings
 from rdmakit.drivers.host import CommandResult, HostTree
 from rdmakit.errors import InvalidArgument
 from rdmakit.process.launcher import LAUNCHER_VARIABLES
-from rdmakit.report.terminal import on_terminal
 
 
 @pytest.fixture(autouse=True)
@@ -180,6 +179,11 @@ def test_settings_that_are_no_utf8_can_be_told() -> None:
         Config.from_env({"RDMAKIT_NODE_ID": "\udcff"})
 
 
-def test_a_closed_standard_output_is_no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_closed_standard_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = machine(tmp_path / "n7", "65536")
+    args = ["--only", "host.memlock", "--strict", "--from", str(source)]
     monkeypatch.setattr(sys, "stdout", None)
-    assert on_terminal(HostTree("/nothing")) is False
+    try:
+        assert run(*args) == 3
+    finally:
+        sys.stdout.close()
