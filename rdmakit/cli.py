@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from pathlib import Path
 from typing import Any
 
 import click
@@ -268,6 +269,8 @@ def doctor(only: tuple[str, ...], skip: tuple[str, ...], **given: Any) -> int:
 def main(args: list[str] | None = None) -> None:
     """Entry point of ``rdmakit`` and ``python -m rdmakit``. Does not return."""
     launcher = launcher_of(os.environ)
+    if sys.stdout is None:  # closed by who started us (>&-): the exit status still counts
+        sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115 - until the end
     # An interrupt becomes an exception also where the shell started us with it ignored.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:

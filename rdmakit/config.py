@@ -119,6 +119,7 @@ class Config:
             text = env.get(variable, "").strip()
             if text:
                 try:
+                    text.encode()  # what is no UTF-8 cannot be sent to other ranks
                     values[name] = convert(text)
                 except ValueError as exc:
                     raise InvalidArgument(f"{variable}={text!r}: {exc}") from exc

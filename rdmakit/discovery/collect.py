@@ -172,11 +172,21 @@ def read_machines(source: Path) -> list[Found]:
     """Return the machines that a directory, or one text file, describes. Local; starts nothing.
 
     Raises:
-        InvalidArgument: there is nothing at ``source``, or nothing in it that is understood.
+        InvalidArgument: there is nothing at ``source``, it cannot be read, or nothing in it is
+            understood.
     """
+    try:
+        return _machines(source)
+    except OSError as exc:
+        raise InvalidArgument(f"{exc.filename or source}: cannot be read: {exc.strerror}") from exc
+
+
+def _machines(source: Path) -> list[Found]:
     if source.is_file():
-        text = _text(source)
-        return [_build(_Folder(source, False, {source.name: text or ""}), source.stem)]
+        text = _decoded(source) or ""
+        if not kinds_of(text):
+            raise _nothing_in(source)
+        return [_build(_Folder(source, False, {source.name: text}), source.stem)]
     if not source.is_dir():
         raise InvalidArgument(f"{source}: no such directory or file")
     top = _folder(source)
@@ -188,12 +198,16 @@ def read_machines(source: Path) -> list[Found]:
         return [_build(_Folder(source, top.tree, {**top.texts, **more}), source.name)]
     folders = [folder for child in _children(source) if (folder := _folder(child)).is_machine]
     if not folders:
-        known = ", ".join(sorted({" ".join(command[:2]) for command in COMMANDS.values()}))
-        raise InvalidArgument(
-            f"{source}: nothing in it is understood; expected sys/ and proc/ of a machine, or "
-            f"outputs of {known}"
-        )
+        raise _nothing_in(source)
     return [_build(folder, folder.path.name) for folder in folders]
+
+
+def _nothing_in(source: Path) -> InvalidArgument:
+    known = ", ".join(sorted({" ".join(command[:2]) for command in COMMANDS.values()}))
+    return InvalidArgument(
+        f"{source}: nothing in it is understood; expected sys/ and proc/ of a machine, or "
+        f"outputs of {known}"
+    )
 
 
 def _children(path: Path) -> list[Path]:
@@ -211,12 +225,16 @@ def _folder(path: Path) -> _Folder:
 
 
 def _text(path: Path) -> str | None:
-    """Return a text file's content, None for another file."""
+    """Return a text file's content, None for another file and one that cannot be read."""
     try:
-        with path.open("rb") as stream:
-            data = stream.read(_MOST_BYTES)
+        return _decoded(path)
     except OSError:
         return None
+
+
+def _decoded(path: Path) -> str | None:
+    with path.open("rb") as stream:
+        data = stream.read(_MOST_BYTES)
     if data[:2] in (b"\xff\xfe", b"\xfe\xff"):  # a Windows shell's redirection
         return data.decode("utf-16", errors="replace")
     if b"\0" in data[:4096] or path.suffix in (".svg", ".json"):

@@ -32,13 +32,18 @@ _SECRET = re.compile(r"JWT|TOKEN|SECRET|PASSW|CREDENTIAL|COOKIE|PRIVATE|AUTH|API
 
 
 def settings(environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the variables of :data:`PREFIXES`, without those whose names tell of a secret.
+    r"""Return the variables of :data:`PREFIXES`, without those whose names tell of a secret.
 
-    Local. None: those of this process.
+    Local. None: those of this process. Bytes that are no UTF-8 become ``\udcff`` and the like,
+    since no message or file could carry them.
     """
     env = os.environ if environ is None else environ
     return {
-        name: env[name]
+        _readable(name): _readable(env[name])
         for name in sorted(env)
         if name.startswith(PREFIXES) and not _SECRET.search(name)
     }
+
+
+def _readable(text: str) -> str:
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")

@@ -67,18 +67,21 @@ def select(only: Sequence[str] = (), skip: Sequence[str] = (), of: Sequence[str]
         of: all identifiers; those of :data:`CHECKS` where there are none.
 
     Raises:
-        InvalidArgument: a name fits no check.
+        InvalidArgument: a name fits no check, or nothing is left.
     """
     every = list(of) or [check.id for check in CHECKS]
     for pattern in (*only, *skip):
         if not any(_fits(name, pattern) for name in every):
             raise InvalidArgument(f"no check {pattern!r}; rdmakit doctor --list shows them")
-    return [
+    chosen = [
         name
         for name in every
         if (not only or any(_fits(name, pattern) for pattern in only))
         and not any(_fits(name, pattern) for pattern in skip)
     ]
+    if not chosen:
+        raise InvalidArgument("no check is left: --skip takes away all that --only names")
+    return chosen
 
 
 def _fits(name: str, pattern: str) -> bool:

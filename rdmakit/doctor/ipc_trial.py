@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 
-from rdmakit.communicator import Communicator
 from rdmakit.doctor.context import Context
 from rdmakit.doctor.model import Check, Finding, Status
 from rdmakit.errors import RdmaKitError
+
+if TYPE_CHECKING:
+    from rdmakit.communicator import Communicator
 
 __all__ = ["CUDA_IPC", "try_ipc"]
 

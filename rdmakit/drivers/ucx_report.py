@@ -124,7 +124,9 @@ def read_ucx(settings: Mapping[str, str]) -> UcxReport:
         split = len(_written(log, library.libraries["libucs"]))
         every, _, blocked = _context({"TLS": "all", "NET_DEVICES": "all"})
         if blocked:
-            return msgspec.structs.replace(report, problem=f"UCX makes no context: {blocked}")
+            said = _SAID.findall(_written(log, library.libraries["libucs"]))
+            why = "; ".join(dict.fromkeys([blocked, *(what.strip() for _, what in said)]))
+            return msgspec.structs.replace(report, problem=f"UCX makes no context: {why}")
         names = _names(library.libraries["libucs"])
         text = _written(log, library.libraries["libucs"])
     said = [f"{level} {what.strip()}" for level, what in _SAID.findall(text[:split])]

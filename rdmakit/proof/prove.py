@@ -14,6 +14,7 @@ from rdmakit.proof.evidence import PairProof, PathReport
 from rdmakit.proof.pairs import MOST_PAIRS, choose_pairs, rounds
 from rdmakit.proof.readings import network_stack
 from rdmakit.proof.round import START_SECONDS, Doors, Round, child_seconds
+from rdmakit.request import integer
 from rdmakit.startup import raise_together
 
 __all__ = ["DEFAULT_BYTES", "LEAST_BYTES", "Doors", "prove_path"]
@@ -56,21 +57,21 @@ def prove_path(
         the pairs after it are not tried, and the communicator cannot be used any more.
 
     Raises:
-        InvalidArgument: an argument cannot be; CollectiveMismatch: they differ between ranks.
+        InvalidArgument: an argument cannot be, on one rank or more; CollectiveMismatch: they differ
+            between ranks; both on all ranks.
         UnsupportedError: GPU memory, and a rank has no GPU that can be used; on all ranks.
         CommunicatorClosed: it was closed, or failed before.
     """
     doors = doors or Doors()
     comm.Barrier()  # what was called before becomes complete
-    wanted = None if pairs is None else [list(pair) for pair in pairs]
-    _check(comm, wanted, nbytes, memory)
+    wanted, problem = _wanted(comm, pairs, nbytes, memory)
+    raise_together(comm.bootstrap, problem, InvalidArgument)
     same = msgspec.json.encode([wanted, nbytes, memory, thorough, inside, most])
     odd = [r for r, told in enumerate(comm.bootstrap.allgather(same)) if told != same]
-    raise_together(
-        comm.bootstrap,
-        f"prove_path was called with other arguments on rank(s) {odd[:8]}" if odd else "",
-        CollectiveMismatch,
-    )
+    if odd:  # the same on all ranks
+        raise CollectiveMismatch(
+            f"prove_path was called with other arguments on rank(s) {odd[:8]} than on rank 0"
+        )
     if memory == "gpu":
         raise_together(comm.bootstrap, doors.cuda.why_not(), UnsupportedError)
     sample = ""
@@ -97,10 +98,24 @@ def prove_path(
     return PathReport(memory=memory, nbytes=nbytes, pairs=tuple(proofs), sample=sample)
 
 
+def _wanted(
+    comm: Communicator, pairs: Sequence[tuple[int, int]] | None, nbytes: int, memory: str
+) -> tuple[list[list[int]] | None, str]:
+    """Return the pairs, and what is wrong with the arguments; nothing is raised: others wait."""
+    try:
+        wanted = None if pairs is None else [list(pair) for pair in pairs]
+        _check(comm, wanted, nbytes, memory)
+    except InvalidArgument as exc:
+        return None, str(exc)
+    except TypeError as exc:
+        return None, f"pairs={pairs!r}: expected pairs of ranks: {exc}"
+    return wanted, ""
+
+
 def _check(comm: Communicator, pairs: list[list[int]] | None, nbytes: int, memory: str) -> None:
     if memory not in ("host", "gpu"):
         raise InvalidArgument(f"memory {memory!r}: host or gpu")
-    if nbytes < LEAST_BYTES:
+    if integer("nbytes", nbytes) < LEAST_BYTES:
         raise InvalidArgument(f"{nbytes} bytes: a proof takes messages of {LEAST_BYTES} or more")
     for pair in pairs or ():
         if len(set(pair)) != 2 or not all(0 <= rank < comm.size for rank in pair):

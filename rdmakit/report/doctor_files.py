@@ -130,15 +130,21 @@ def prometheus(outcome: Outcome, now: float | None = None) -> str:
 def write_whole(path: Path, text: str) -> None:
     """Replace a file at once: a reader sees the old text or the new.
 
+    Local, blocking. What a link leads to is replaced, not the link; a device or pipe is written to.
+
     Raises:
         InvalidArgument: it cannot be written.
     """
+    target = Path(os.path.realpath(path))
     # node_exporter reads every name that ends in .prom.
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.new")
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.new")
     try:
+        if path.exists() and not path.is_file():
+            path.write_text(text, encoding="utf-8", errors="replace")
+            return
         try:
             temporary.write_text(text, encoding="utf-8", errors="replace")
-            temporary.replace(path)
+            temporary.replace(target)
         finally:
             temporary.unlink(missing_ok=True)
     except OSError as exc:

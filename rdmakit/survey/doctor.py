@@ -77,6 +77,8 @@ def run_doctor(options: DoctorOptions, config: Config) -> int:
         between=frozenset(one.id for one in between if one.id in ids),
         paths=paths,
     )
+    if not (run.selected or run.steps or options.list):
+        raise InvalidArgument("of the checks that --only names none runs without --path")
     if options.profile:
         load_profile(Path(options.profile))  # a wrong one is told before anything is started
     alone = launcher.size == 1 or options.list or options.source
@@ -108,6 +110,8 @@ def _list(shown: Sequence[Listed], *, as_json: bool) -> None:
 def _alone(run: Run, launcher: Launcher) -> int:
     if run.options.path:
         raise InvalidArgument("--path needs two ranks at least: mpirun -n 2 rdmakit doctor --path")
+    if not run.selected:
+        raise InvalidArgument("the checks that --only names compare nodes: start it with mpirun")
     report = NodeReport(host=os.uname().nodename, ranks=[launcher.rank])
     _supervise(run, run.order, report)
     return show(run.options, [report], [], run.whys, f"this machine, {report.host}")

@@ -42,6 +42,9 @@ class DoctorOptions:
             folder = Path(file).absolute().parent
             if file and not folder.is_dir():
                 raise InvalidArgument(f"{option} {file}: there is no directory {folder}")
+        files = [Path(file).resolve() for file in (self.junit, self.prometheus) if file]
+        if len(files) > len(set(files)):
+            raise InvalidArgument(f"--junit and --prometheus name the same file, {files[0]}")
         if self.source and self.path:
             raise InvalidArgument("--path needs ranks, not files: give it without --from")
 
@@ -58,16 +61,30 @@ def show(
     """Print, write the files, and return the exit status. Used by one process only.
 
     ``watched``: see :func:`rdmakit.report.doctor_text.print_doctor`.
+
+    Raises:
+        InvalidArgument: a file cannot be written; the report is printed and the other file written.
     """
     outcome = Outcome(nodes, tuple(job), whys, strict=options.strict, paths=paths)
-    if options.junit:
-        write_whole(Path(options.junit), junit(outcome))
-    if options.prometheus:
-        write_whole(Path(options.prometheus), prometheus(outcome))
+    failed = _write(options, outcome)
     if options.json:
         sys.stdout.write(encode_doctor(doctor_result(outcome)) + "\n")
     else:
         title = f"rdmakit {rdmakit.__version__} doctor: {about}"
         print_doctor(outcome, title=title, verbose=options.verbose, watched=watched)
     sys.stdout.flush()
+    if failed:
+        raise InvalidArgument("; ".join(failed))
     return outcome.exit
+
+
+def _write(options: DoctorOptions, outcome: Outcome) -> list[str]:
+    """Write the files, and return what went wrong: the report is worth more than they."""
+    failed = []
+    for file, encode in ((options.junit, junit), (options.prometheus, prometheus)):
+        if file:
+            try:
+                write_whole(Path(file), encode(outcome))
+            except InvalidArgument as exc:
+                failed.append(str(exc))
+    return failed

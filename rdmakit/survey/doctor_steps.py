@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -21,11 +21,14 @@ from rdmakit.doctor.reach import endpoints_of, measure_clocks, port_range, reach
 from rdmakit.doctor.reach_findings import REACH
 from rdmakit.drivers import cuda
 from rdmakit.drivers.host import HostTree
-from rdmakit.errors import RdmaKitError
+from rdmakit.errors import CudaError, RdmaKitError
 from rdmakit.nics import has_active_port
 from rdmakit.proof import PathReport
 from rdmakit.protocols import Bootstrap
 from rdmakit.survey.run import JobStep
+
+if TYPE_CHECKING:
+    from rdmakit.communicator import Communicator
 
 __all__ = ["JOB_STEPS", "path_step"]
 
@@ -110,7 +113,11 @@ def path_step(config: Config, reports: list[PathReport]) -> JobStep:
 
 def _links(bootstrap: Bootstrap, device: int) -> list[Finding]:
     """Look at each GPU's link under load, ranks of one host together as in a job. Collective."""
-    mine = try_link(cuda, device, socket.gethostname())
+    host = socket.gethostname()
+    try:
+        mine = try_link(cuda, device, host)
+    except CudaError as exc:  # on this rank alone, perhaps: the others wait for its word
+        mine = PCIE_LOAD.finding(Status.UNKNOWN, str(exc), subject=f"{host} device {device}")
     told = bootstrap.allgather(msgspec.json.encode(mine))
     every = [msgspec.json.decode(text, type=Finding) for text in told]
     return list({one.subject: one for one in every}.values())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from rdmakit.discovery.settings import PREFIXES, settings
 from rdmakit.doctor.catalog import CHECKS
 from rdmakit.doctor.worker import FACTS
 from rdmakit.drivers.host import CommandResult, HostTree
+from rdmakit.errors import InvalidArgument
 from rdmakit.process.launcher import LAUNCHER_VARIABLES
 from rdmakit.survey.doctor_options import DoctorOptions
 from rdmakit.survey.doctor_steps import JOB_STEPS, path_step
@@ -151,3 +153,59 @@ def test_collected_settings_are_read_back(tmp_path: Path, monkeypatch: pytest.Mo
     (tmp_path / "out/environ.json").write_text(forged)
     (found,) = read_machines(tmp_path / "out")
     assert found.environ == {"UCX_TLS": "tcp"}
+
+
+def test_a_choice_of_nothing_is_a_mistake(capsys: pytest.CaptureFixture[str]) -> None:
+    for args in (["--only", "host", "--skip", "host"], ["--only", "job"], ["--only", "path"]):
+        assert run(*args) == 2
+        assert "--only names" in capsys.readouterr().err
+
+
+def test_a_report_outlives_a_file_that_cannot_be_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = machine(tmp_path / "n7", "unlimited")
+    (tmp_path / "taken").mkdir()
+    args = ["--only", "host.memlock", "--from", str(source)]
+    metrics = tmp_path / "x.prom"
+    assert run(*args, "--junit", str(tmp_path / "taken"), "--prometheus", str(metrics)) == 2
+    shown = capsys.readouterr()
+    assert "host: memlock" in shown.out
+    assert "cannot be written" in shown.err
+    assert "host.memlock" in metrics.read_text()
+    twice = f"{tmp_path}/taken/../x.prom"
+    assert run(*args, "--junit", twice, "--prometheus", str(metrics)) == 2
+    assert "the same file" in capsys.readouterr().err
+
+
+def test_what_is_not_understood_or_readable_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for content in (b"bring milk\n", bytes(range(256))):
+        (tmp_path / "garbage").write_bytes(content)
+        assert run("--from", str(tmp_path / "garbage")) == 2
+        assert "nothing in it is understood" in capsys.readouterr().err
+
+    def locked(path: Path) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "iterdir", locked)
+    assert run("--from", str(tmp_path)) == 2
+    assert f"{tmp_path}: cannot be read: Permission denied" in capsys.readouterr().err
+
+
+def test_settings_that_are_no_utf8_can_be_told() -> None:
+    found = settings({"UCX_TLS": b"rc\xff".decode("utf-8", "surrogateescape")})
+    assert found == {"UCX_TLS": "rc\\udcff"}
+    with pytest.raises(InvalidArgument, match="RDMAKIT_NODE_ID"):
+        Config.from_env({"RDMAKIT_NODE_ID": "\udcff"})
+
+
+def test_a_closed_standard_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = machine(tmp_path / "n7", "65536")
+    args = ["--only", "host.memlock", "--strict", "--from", str(source)]
+    monkeypatch.setattr(sys, "stdout", None)
+    try:
+        assert run(*args) == 3
+    finally:
+        sys.stdout.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -225,6 +226,20 @@ def test_files_are_replaced_whole(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path], "nothing is left beside it"
     with pytest.raises(InvalidArgument, match="cannot be written"):
         write_whole(tmp_path / "absent" / "x", "")
+
+
+def test_links_and_pipes_stay_what_they_are(tmp_path: Path) -> None:
+    link, pipe = tmp_path / "link", tmp_path / "pipe"
+    link.symlink_to("real")
+    write_whole(link, "text\n")
+    assert link.is_symlink()
+    assert (tmp_path / "real").read_text() == "text\n"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    write_whole(pipe, "text\n")
+    assert os.read(reader, 99) == b"text\n"
+    os.close(reader)
+    assert pipe.is_fifo()
 
 
 # -- text ------------------------------------------------------------------------------------------

@@ -146,6 +146,18 @@ def test_arguments(tmp_path: Path, given: dict[str, Any]) -> None:
         run(tmp_path, [1, 1], "tcp", "eth0", **given)
 
 
+@pytest.mark.parametrize(
+    "wrong", [{"memory": "tape"}, {"nbytes": "4M"}, {"nbytes": 8}, {"pairs": [1]}], ids=str
+)
+def test_wrong_arguments_of_one_rank_are_told_on_all(wrong: dict[str, Any]) -> None:
+    def body(comm: Communicator) -> None:
+        given: dict[str, Any] = {"nbytes": NBYTES, "thorough": False}
+        with pytest.raises(InvalidArgument, match="rank 1: "):
+            prove_path(comm, **(given | wrong if comm.rank == 1 else given))
+
+    with_comm([1, 1], body)
+
+
 def test_different_arguments() -> None:
     def body(comm: Communicator) -> None:
         with pytest.raises(CollectiveMismatch, match="other arguments"):

@@ -58,6 +58,8 @@ def _cure_of(problem: str) -> str:
         return found[0].strip()
     if "RDMAKIT_UCX=" in problem or "UCX policy" in problem:
         return "unset RDMAKIT_UCX"
+    if "UCX makes no context" in problem:
+        return "correct or unset the UCX_* settings that UCX does not take"
     return "pip install 'rdmakit[cpu]', or " + _WHEELS
 
 
