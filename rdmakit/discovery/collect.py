@@ -179,6 +179,8 @@ def read_machines(source: Path) -> list[Found]:
         return _machines(source)
     except OSError as exc:
         raise InvalidArgument(f"{exc.filename or source}: cannot be read: {exc.strerror}") from exc
+    except UnicodeEncodeError as exc:
+        raise InvalidArgument(f"{exc.object!r}: the name is no UTF-8; rename it") from exc
 
 
 def _machines(source: Path) -> list[Found]:
@@ -243,6 +245,7 @@ def _decoded(path: Path) -> str | None:
 
 
 def _build(folder: _Folder, name: str) -> Found:
+    str(folder.path).encode()  # goes to other processes and into reports
     sysfs = read_sysfs(HostTree(folder.path)) if folder.tree else None
     nvml = NvmlFacts()
     software: dict[str, str] = {}

@@ -42,6 +42,8 @@ class DoctorOptions:
             folder = Path(file).absolute().parent
             if file and not folder.is_dir():
                 raise InvalidArgument(f"{option} {file}: there is no directory {folder}")
+        if not self.profile.isprintable():
+            raise InvalidArgument(f"--profile {self.profile!r}: the name is no plain text; rename")
         files = [Path(file).resolve() for file in (self.junit, self.prometheus) if file]
         if len(files) > len(set(files)):
             raise InvalidArgument(f"--junit and --prometheus name the same file, {files[0]}")

@@ -186,6 +186,10 @@ def test_what_is_not_understood_or_readable_is_said(
         assert run("--from", str(tmp_path / "garbage")) == 2
         assert "nothing in it is understood" in capsys.readouterr().err
 
+    (tmp_path / "n\udcff/proc").mkdir(parents=True)
+    assert run("--from", str(tmp_path)) == 2
+    assert "is no UTF-8; rename it" in capsys.readouterr().err
+
     def locked(path: Path) -> None:
         raise PermissionError(13, "Permission denied", str(path))
 

@@ -283,6 +283,13 @@ def test_no_ucx(tmp_path: Path) -> None:
         assert verdict(name, node)[0] is Status.SKIPPED
 
 
+def test_a_setting_that_ucx_refuses(tmp_path: Path) -> None:
+    ucx = UcxReport(problem="UCX makes no context: Invalid value for RNDV_THRESH: 'banana'")
+    status, _, cure = verdict("ucx.library", context(tmp_path, children=Children(ucx)))
+    assert status is FAIL
+    assert "UCX_*" in cure
+
+
 @pytest.mark.parametrize(
     ("library", "package"),
     [
