@@ -28,14 +28,17 @@ class Difference:
     """Whether it can stop or slow a job; the others are worth knowing."""
 
     def describe(self, names: Sequence[str], most: int = 6) -> str:
-        """Return a line, nodes by name."""
+        """Return a line: odd nodes by name, the others too where they are no more than those."""
 
         def who(nodes: Sequence[int]) -> str:
             text = ", ".join(names[node] for node in nodes[:most])
             return text + (f" and {len(nodes) - most} more" if len(nodes) > most else "")
 
         odd = "; ".join(f"{who(nodes)}: {value or 'none'}" for value, nodes in self.odd)
-        return f"{self.what}: {self.usual or 'none'} on {len(self.usual_nodes)} node(s); {odd}"
+        count = len(self.usual_nodes)
+        even = count <= max((len(nodes) for _, nodes in self.odd), default=0)
+        usual = who(self.usual_nodes) if even else f"{count} node(s)"
+        return f"{self.what}: {self.usual or 'none'} on {usual}; {odd}"
 
 
 _HARMLESS = ("kernel", "container")

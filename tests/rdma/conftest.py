@@ -19,7 +19,7 @@ from tests.rdma.steps import MTU, PYTHON, Step, as_json, declared
 ROOT = Path(__file__).resolve().parents[2]
 TOOL = ROOT / "scripts" / "rdma-hosts"
 CANNOT = 3
-LIMIT_SECONDS = 900
+LIMIT_SECONDS = 1200
 PREPARE_SECONDS = 420
 
 

@@ -149,8 +149,10 @@ def test_ports(machines: Machines) -> None:
     (narrow,) = findings(report, "rdma.mtu", "warn")
     assert narrow["nodes"] == ["node0"]
     assert "MTU 1024 of 4096" in narrow["found"]
-    differing = findings(report, "job.mtu", "warn")
-    assert any("net device MTU" in one["found"] and "node0" in one["found"] for one in differing)
+    assert {one["found"] for one in findings(report, "job.mtu", "warn")} == {
+        "rxe0:1 active MTU: 1024 on node0; node1: 4096",
+        f"rxe0:1 net device MTU: {NARROW} on node0; node1: {MTU}",
+    }
 
 
 def test_locked_memory(machines: Machines) -> None:

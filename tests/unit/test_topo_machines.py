@@ -23,7 +23,7 @@ from rdmakit.errors import InvalidArgument
 from rdmakit.report.topo_schema import SCHEMA, TopoResult, encode_topo, topo_result
 from rdmakit.report.topo_svg import draw
 from rdmakit.report.topo_text import print_topo
-from rdmakit.topology.compare import Facts, compare
+from rdmakit.topology.compare import Difference, Facts, compare
 from rdmakit.topology.cpulist import parse_cpus
 from rdmakit.topology.explain import explain
 from rdmakit.topology.facts import NvLink, NvmlFacts, NvmlGpu
@@ -466,6 +466,14 @@ def test_compare_majority_and_order() -> None:
     assert (first.what, first.usual, first.odd) == ("driver", "a", (("b", (1,)),))
     assert (second.what, second.usual, second.grave) == ("kernel", "2", False)
     assert compare(facts[:1]) == []
+
+
+def test_of_two_nodes_that_differ_both_are_named() -> None:
+    """No number tells which of them is wrong."""
+    usual_of_two = Difference("MTU", "1500", (0,), (("4200", (1,)),))
+    assert usual_of_two.describe(["a", "b"]) == "MTU: 1500 on a; b: 4200"
+    usual_of_three = Difference("MTU", "1500", (0, 2), (("4200", (1,)),))
+    assert usual_of_three.describe(["a", "b", "c"]) == "MTU: 1500 on 2 node(s); b: 4200"
 
 
 # -- what is shown -------------------------------------------------------------------------------
