@@ -282,7 +282,7 @@ def test_bound_operations(sizes: list[int]) -> None:
     def body(comm: Communicator) -> None:
         x, y = Array(np.full(600, comm.rank + 1.0)), Array(np.zeros(600))
         call = comm.bind(Kind.ALLREDUCE, x, y)
-        assert (call.algorithm, call.program) == ("device", None)
+        assert (call.algorithm, call.planned, call.sent_bytes) == ("device", (), None)
         for turn in range(3):
             x.array[:] = turn + comm.rank
             call()
