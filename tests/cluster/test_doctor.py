@@ -256,7 +256,14 @@ def test_a_bridge_with_one_address_on_all_hosts(doctor: Doctor) -> None:
 def test_an_mpi_whose_own_messages_go_astray(doctor: Doctor) -> None:
     """Open MPI takes docker0 as well, and what ranks send there comes back to the host itself."""
     with bridges(doctor):
-        found = doctor("openmpi", "--only", "host.files", status=1)
+        rc, out = doctor.text("openmpi", "--only", "host.files")
+    if "failed to TCP connect to a peer MPI process" in out:
+        # Nobody listens there: MPI itself names the address and ends all ranks at once.
+        assert rc not in (0, None), out
+        assert "172.17.0.1" in out
+        return
+    assert rc == 1, out  # somebody does, and the messages are lost
+    found = report_in(out)
     (wrong,) = [f for f in found["findings"] if f["subject"] == "rank 2"]
     assert wrong["check"] == "doctor.node"
     assert "no word within 20 s after MPI_Init" in wrong["found"]
