@@ -216,6 +216,12 @@ def test_two_hosts_of_one_name(hosts: Net, run: Run) -> None:
     assert "hostnamectl set-hostname" in finding.cure
 
 
+BRIDGE_IS_UP = (
+    "for i in $(seq 100); do ip -o link show docker0 | grep -q 'state UP' && exit 0; sleep 0.05; "
+    "done; exit 1"
+)
+
+
 def test_a_bridge_with_one_address_on_all_hosts(hosts: Net, run: Run) -> None:
     """UCX takes a bridge where it is told to; one that is older takes any."""
     for host in range(HOSTS):
@@ -226,6 +232,8 @@ def test_a_bridge_with_one_address_on_all_hosts(hosts: Net, run: Run) -> None:
         hosts.on(host, "ip", "link", "set", "veth1", "master", "docker0", "up")
         hosts.on(host, "ip", "link", "set", "veth2", "up")
         hosts.on(host, "ip", "link", "set", "docker0", "up")
+    for host in range(HOSTS):  # the kernel tells of a link's state up to a second later
+        hosts.on(host, "sh", "-c", BRIDGE_IS_UP)
     try:
         bad = run(UCX_NET_DEVICES="docker0", UCX_TCP_BRIDGE_ENABLE="y")
     finally:
