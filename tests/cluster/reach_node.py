@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -50,18 +49,6 @@ class FileBootstrap:
 
     def barrier(self) -> None:
         self.allgather(b"")
-
-    def start_barrier(self) -> Callable[[], bool]:
-        raise NotImplementedError
-
-    def start_gather(self, data: bytes) -> Callable[[], list[bytes] | None]:
-        raise NotImplementedError
-
-    def split(self, color: int, key: int) -> FileBootstrap:
-        raise NotImplementedError
-
-    def subset(self, ranks: object) -> FileBootstrap:
-        raise NotImplementedError
 
     def abort(self, code: int) -> None:
         os._exit(code)

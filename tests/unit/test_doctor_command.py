@@ -20,7 +20,7 @@ from rdmakit.doctor.catalog import CHECKS
 from rdmakit.doctor.worker import FACTS
 from rdmakit.drivers.host import CommandResult, HostTree
 from rdmakit.errors import InvalidArgument
-from rdmakit.process.launcher import LAUNCHER_VARIABLES
+from rdmakit.process.launcher import LAUNCHER_VARIABLES, launcher_of
 from rdmakit.survey.doctor_options import DoctorOptions
 from rdmakit.survey.doctor_steps import JOB_STEPS, path_step
 from rdmakit.survey.run import Run
@@ -196,6 +196,12 @@ def test_what_is_not_understood_or_readable_is_said(
     monkeypatch.setattr(Path, "iterdir", locked)
     assert run("--from", str(tmp_path)) == 2
     assert f"{tmp_path}: cannot be read: Permission denied" in capsys.readouterr().err
+
+
+def test_a_launcher_is_seen_in_what_is_kept() -> None:
+    hydra = {"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}
+    assert launcher_of(settings({**hydra, "HOME": "/"})) == launcher_of(hydra)
+    assert launcher_of(hydra).kind == "hydra"
 
 
 def test_settings_that_are_no_utf8_can_be_told() -> None:
