@@ -70,9 +70,14 @@ class NcclGroup:
         """
         if len(identity) != _ID_BYTES:
             raise SetupError(f"NCCL: identity of {len(identity)} bytes, expected {_ID_BYTES}")
-        signed = tuple(value - 256 if value > 127 else value for value in identity)
+        self._size = size
+        # CuPy 14 takes bytes; before it, the C chars.
+        chars = tuple(value - 256 if value > 127 else value for value in identity)
+        major = int(importlib.import_module("cupy").__version__.partition(".")[0])
         try:
-            self._comm: Any = _module().NcclCommunicator(size, signed, rank)
+            self._comm: Any = _module().NcclCommunicator(
+                size, identity if major >= 14 else chars, rank
+            )
         except RuntimeError as exc:
             raise SetupError(f"NCCL cannot join its ranks: {exc}") from exc
 
@@ -85,17 +90,20 @@ class NcclGroup:
         dtype: np.dtype[Any],
         op: ReduceOp,
         stream: int,
+        root: int = 0,
     ) -> None:
         """Do a collective on GPU memory. Collective, stream-ordered.
 
         Args:
-            kind: all-reduce, reduce-scatter or all-gather.
+            kind: all-reduce, reduce-scatter, all-gather, broadcast or all-to-all.
             send: address of the input.
             recv: address of the output.
-            count: elements of a reduction's result here, or of an all-gather's input.
+            count: elements of a reduction's result here, of an all-gather's input, of a broadcast,
+                or of one block of an all-to-all.
             dtype: type of the elements, one of ``DTYPES``.
             op: the reduction.
             stream: a CUstream.
+            root: of a broadcast.
 
         Raises:
             UnsupportedError: a kind or type that this door does not serve.
@@ -113,8 +121,21 @@ class NcclGroup:
             self._comm.reduceScatter(send, recv, count, kind_of, how, stream)
         elif kind is Kind.ALLGATHER:
             self._comm.allGather(send, recv, count, kind_of, stream)
+        elif kind is Kind.BROADCAST:
+            self._comm.broadcast(send, recv, count, kind_of, root, stream)
+        elif kind is Kind.ALLTOALL:
+            self._exchange(send, recv, count * dtype.itemsize, stream)
         else:
             raise UnsupportedError(f"NCCL {kind.value} is not measured")
+
+    def _exchange(self, send: int, recv: int, nbytes: int, stream: int) -> None:
+        """Send a block to each rank and receive one from each, grouped, as NCCL advises."""
+        nccl = _module()
+        nccl.groupStart()
+        for peer in range(self._size):
+            self._comm.send(send + peer * nbytes, nbytes, nccl.NCCL_UINT8, peer, stream)
+            self._comm.recv(recv + peer * nbytes, nbytes, nccl.NCCL_UINT8, peer, stream)
+        nccl.groupEnd()
 
     def close(self) -> None:
         """Leave the group. Collective in NCCL's sense, blocking, idempotent."""

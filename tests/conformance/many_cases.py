@@ -55,6 +55,12 @@ ITEMS: list[tuple[tuple[int, ...], Any, str]] = [
     ((1,), np.uint8, "C"), ((50, 20), np.float32, "F"), ((9, 9), np.float32, "back"),
 ]  # fmt: skip
 
+SMALL: list[tuple[tuple[int, ...], Any, str]] = [
+    ((3, 4), np.float32, "C"), ((), np.float32, "C"), ((7,), np.int64, "gaps"),
+    ((0, 5), np.float32, "C"), ((2, 3, 4), np.float32, "F"), ((900,), np.float32, "C"),
+    ((30, 40), np.float32, "gaps"), ((9, 9), np.int64, "back"),
+]  # fmt: skip
+
 ORDERED = [item for item in ITEMS if item[1] is not np.complex128]
 
 

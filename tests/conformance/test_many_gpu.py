@@ -17,6 +17,7 @@ from rdmakit import (
 from rdmakit.datatypes import AVG, SUM
 from tests.conformance.fake_gpu import Array
 from tests.conformance.many_cases import (
+    SMALL,
     check,
     given_to,
     mine,
@@ -24,12 +25,6 @@ from tests.conformance.many_cases import (
 from tests.conformance.messages import raises
 from tests.conformance.test_device import SHAPES as GPU_SHAPES
 from tests.conformance.test_device import WAYS, with_gpus
-
-SMALL: list[tuple[tuple[int, ...], Any, str]] = [
-    ((3, 4), np.float32, "C"), ((), np.float32, "C"), ((7,), np.int64, "gaps"),
-    ((0, 5), np.float32, "C"), ((2, 3, 4), np.float32, "F"), ((900,), np.float32, "C"),
-    ((30, 40), np.float32, "gaps"), ((9, 9), np.int64, "back"),
-]  # fmt: skip
 
 
 def gpu_arrays(comm: Any, items: Any, turn: int = 0) -> list[Array]:

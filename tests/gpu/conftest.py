@@ -37,12 +37,14 @@ class Mps:
     def __init__(self, control: str, place: Path) -> None:
         self.control, self.place = control, place
         self.env = {"CUDA_MPS_PIPE_DIRECTORY": str(place), "CUDA_MPS_LOG_DIRECTORY": str(place)}
+        # The daemon's own choice of GPUs would renumber those of its clients.
+        self._own = {k: v for k, v in os.environ.items() if k != "CUDA_VISIBLE_DEVICES"} | self.env
 
     def start(self) -> str:
         """Start it; return why it cannot be, or nothing."""
         done = subprocess.run(
             [self.control, "-d"],
-            env=os.environ | self.env,
+            env=self._own,
             capture_output=True,
             text=True,
             check=False,
@@ -71,7 +73,7 @@ class Mps:
 
     def _tell(self, words: str, timeout: float) -> str:
         done = subprocess.run(
-            [self.control], env=os.environ | self.env, input=f"{words}\n", text=True,
+            [self.control], env=self._own, input=f"{words}\n", text=True,
             capture_output=True, check=False, timeout=timeout,
         )  # fmt: skip
         return done.stdout

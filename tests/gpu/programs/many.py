@@ -9,7 +9,7 @@ import numpy as np
 
 from rdmakit import GradientBucketer
 from rdmakit.datatypes import op_of
-from tests.conformance.test_many import SMALL, check, given_to, mine, total
+from tests.conformance.many_cases import SMALL, check, given_to, mine, total
 from tests.gpu.programs.job import COMM, RANK, SIZE, get, main
 
 
