@@ -16,7 +16,7 @@ from rdmakit.datatypes import ReduceOp, check_reduction
 from rdmakit.intra import device_kernels as kernels
 from rdmakit.intra.cuda_ipc import Shared
 from rdmakit.intra.device_kernels import Args, Variant, WindowLayout
-from rdmakit.intra.device_plan import algorithm_for, pieces, signature, split
+from rdmakit.intra.device_plan import algorithm_for, pieces, signature, split, zero_copy
 from rdmakit.plan.shape import Kind
 
 __all__ = ["DeviceArray", "Place", "Prepared", "Registration", "plan_barrier", "plan_call"]
@@ -73,8 +73,6 @@ class Place:
     layout: WindowLayout
     lookup: Callable[[int, int], Registration | None]
     """Returns the registration that holds (address, nbytes)."""
-    shared: bool = False
-    """Whether ranks share a GPU."""
     unroll: int = 0
 
 
@@ -111,38 +109,36 @@ def plan_call(
         check_reduction(send.dtype, op)
     each = min(send.count, recv.count)
     nbytes = each * send.dtype.itemsize
+    layout = place.layout
+    _, needed = zero_copy(kind, push=layout.push)
     found = [
         place.lookup(array.address, array.count * array.dtype.itemsize) if used else None
-        for array, used in (
-            (send, kind in _REDUCES),
-            (recv, kind is not Kind.REDUCE_SCATTER),
-        )
+        for array, used in zip((send, recv), needed, strict=True)
     ]
-    needed = {Kind.ALLREDUCE: found, Kind.REDUCE_SCATTER: found[:1]}.get(kind, found[1:])
     parts = size if kind in (Kind.REDUCE_SCATTER, Kind.ALLGATHER) else 1
     algorithm = algorithm_for(
         kind,
         size,
         nbytes * parts,
-        registered=all(entry is not None for entry in needed),
-        shared=place.shared,
-        room=place.blocks * kernels.TEAMS * place.layout.tile,
+        registered=all(entry or not used for entry, used in zip(found, needed, strict=True)),
+        push=layout.push,
+        room=place.blocks * kernels.TEAMS * layout.oneshot(size),
     )
     pointers = [[0] * size, [0] * size]
     where = []
     for index, (entry, array) in enumerate(zip(found, (send, recv), strict=True)):
-        if algorithm == "direct" and entry is not None:
+        if algorithm in ("direct", "push") and entry is not None:
             pointers[index] = entry.peers(array.address)
             where.append((entry.index, array.address - entry.address))
         pointers[index][rank] = array.address
     text = f"{kind.value} ({algorithm}) of {each} {dtype}"
     if kind in _REDUCES:
         unit, text = kernels.lowered(dtype, op)[2], f"{text} {op.value}"
-        variant = kernels.reduce_variant(dtype, op, rank, size, place.layout, place.unroll)
+        variant = kernels.reduce_variant(dtype, op, rank, size, layout, place.unroll)
     else:
         unit = kernels.unit_of(nbytes, *pointers[0], *pointers[1])
         text = f"{text} from rank {root}" if kind is Kind.BROADCAST else text
-        variant = kernels.move_variant(unit, rank, size, place.layout)
+        variant = kernels.move_variant(unit, rank, size, layout)
 
     args = Args()
     args.send[:size], args.recv[:size] = pointers
@@ -153,7 +149,7 @@ def plan_call(
         cut = split(_touched(kind, rank, nbytes, *pointers), args.count, unit)
         args.head, args.packs = cut.head, cut.packs
     else:
-        tile = place.layout.tile
+        tile = layout.oneshot(size) if algorithm == "oneshot" else layout.tile
         if kind is Kind.REDUCE_SCATTER:
             tile = tile // size // 16 * 16
         piece, blocks = pieces(nbytes, blocks, tile)

@@ -40,7 +40,15 @@ from rdmakit.intra.device_calls import (
     plan_barrier,
     plan_call,
 )
-from rdmakit.intra.device_kernels import MAX_RANKS, TEAMS, THREADS, TILE, WindowLayout, Word
+from rdmakit.intra.device_kernels import (
+    MAX_RANKS,
+    PUSH_TILE,
+    TEAMS,
+    THREADS,
+    TILE,
+    WindowLayout,
+    Word,
+)
 from rdmakit.intra.device_plan import Grid, grid_for
 from rdmakit.intra.device_words import check_memory, explain, notes_on
 from rdmakit.plan.shape import Kind
@@ -102,6 +110,7 @@ class DeviceNode:
         crowd: int = 0,
         tile: int = 0,
         unroll: int = 0,
+        push: bool | None = None,
     ) -> DeviceNode:
         """Make it for the ranks of ``bootstrap``, which must be one node's. Collective, blocking.
 
@@ -113,6 +122,8 @@ class DeviceNode:
                 nodes on one GPU): all their kernels must be resident at once. Equal on all ranks.
             tile: bytes a block passes through its window at a time; default the layout's.
             unroll: packs a thread has under way; default by the number of ranks.
+            push: whether reductions write into the peers' windows (see WindowLayout); default
+                where each rank has a GPU of its own.
 
         Raises:
             SetupError: on every rank: no GPU, or memory cannot be mapped; names rank and cure.
@@ -134,7 +145,8 @@ class DeviceNode:
         facts = exchange_facts(bootstrap, device)
         ranks = [int(text) for text in bootstrap.allgather(str(waiter.rank).encode())]
         grid = grid_for(facts, crowd)
-        layout = WindowLayout(grid.blocks * TEAMS, tile or TILE)
+        push = grid.sharing == 1 if push is None else push
+        layout = WindowLayout(grid.blocks * TEAMS, tile or (PUSH_TILE if push else TILE), push)
         window = share_window(bootstrap, facts, layout.nbytes) if bootstrap.size > 1 else None
         return cls(bootstrap, waiter, facts, ranks, window, layout, grid, unroll)
 
@@ -299,7 +311,6 @@ class DeviceNode:
             self.grid.blocks,
             self.layout,
             self.registration,
-            self.grid.sharing > 1,
             self._unroll,
         )
         return self._launch(plan_call(place, kind, send, recv, op, root), stream)

@@ -13,7 +13,16 @@ from rdmakit.drivers.cuda import DeviceFacts
 from rdmakit.intra.device_kernels import MAX_TEAMS, TEAMS, THREADS
 from rdmakit.plan.shape import Kind
 
-__all__ = ["Grid", "Split", "algorithm_for", "grid_for", "pieces", "signature", "split"]
+__all__ = [
+    "Grid",
+    "Split",
+    "algorithm_for",
+    "grid_for",
+    "pieces",
+    "signature",
+    "split",
+    "zero_copy",
+]
 
 _ONESHOT_BYTES = {
     True: ((2, 2 << 20), (4, 2 << 20), (8, 512 << 10), (16, 256 << 10)),
@@ -24,6 +33,14 @@ a GPU. Shared: measured on one H200 under MPS. Own GPUs: of two over NVLink both
 128 KiB to 8 MiB; with more ranks one-shot moves (ranks - 1) / 2 times the bytes: not measured."""
 _DIRECT_BYTES = 256 << 10
 """From here registered memory is used in place: two meetings, but no copy through a window."""
+_ZERO_COPY = {
+    (Kind.ALLREDUCE, False): ("direct", (True, True)),
+    (Kind.REDUCE_SCATTER, False): ("direct", (True, False)),
+    (Kind.ALLREDUCE, True): ("push", (False, True)),
+    (Kind.REDUCE_SCATTER, True): ("staged", (False, False)),
+}
+"""(kind, pushing): which algorithm takes arrays as they are, and whether it needs the input and the
+output registered. Others: the output, by ``direct``."""
 _LEAST_PIECE = THREADS // TEAMS * 16
 """Bytes below which a team's piece of a staged array is not cut: one pack for each thread."""
 
@@ -63,26 +80,31 @@ def grid_for(facts: Sequence[DeviceFacts], crowd: int = 0) -> Grid:
     return Grid(max(1, min(blocks, MAX_TEAMS // TEAMS)), sharing, resident)
 
 
+def zero_copy(kind: Kind, *, push: bool) -> tuple[str, tuple[bool, bool]]:
+    """Return what takes arrays as they are, and which (input, output) must be registered for it."""
+    return _ZERO_COPY.get((kind, push), ("direct", (False, True)))
+
+
 def algorithm_for(
-    kind: Kind, ranks: int, nbytes: int, *, registered: bool, shared: bool, room: int
+    kind: Kind, ranks: int, nbytes: int, *, registered: bool, push: bool, room: int
 ) -> str:
-    """Return ``oneshot``, ``direct`` or ``staged``.
+    """Return ``oneshot``, ``direct``, ``push`` or ``staged``.
 
     Args:
         kind: the collective.
         ranks: ranks of the node.
         nbytes: bytes of the whole array (of all ranks' blocks, for the kinds that have them).
-        registered: whether the memory that peers would address is registered.
-        shared: whether ranks share a GPU.
-        room: bytes of all tiles of a rank.
+        registered: whether the memory that :func:`zero_copy` names is registered.
+        push: whether each rank has a GPU of its own, so that links are written and not read.
+        room: bytes that one-shot has room for in a window.
     """
     if kind is Kind.ALLREDUCE:
-        limit = next(limit for most, limit in _ONESHOT_BYTES[shared] if ranks <= most)
+        limit = next(limit for most, limit in _ONESHOT_BYTES[not push] if ranks <= most)
         if nbytes <= min(limit, room):
             return "oneshot"
     elif nbytes < _DIRECT_BYTES:
         return "staged"
-    return "direct" if registered else "staged"
+    return zero_copy(kind, push=push)[0] if registered else "staged"
 
 
 @dataclass(frozen=True)

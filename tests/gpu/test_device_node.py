@@ -36,6 +36,11 @@ def test_values_of_odd_nodes(mps: dict[str, str], n: int) -> None:
     run(mps, n, "conformance", timeout=110)
 
 
+@pytest.mark.parametrize("n", [2, 3, 4, 8])
+def test_values_when_links_are_written(mps: dict[str, str], n: int) -> None:
+    run(mps, n, "conformance=push", timeout=110)
+
+
 def test_local_kernels(mps: dict[str, str]) -> None:
     run(mps, 1, "local", "wide_index")
 

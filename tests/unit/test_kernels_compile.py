@@ -27,6 +27,7 @@ from rdmakit.intra.device_kernels import (
 
 ARCHITECTURES = (80, 90, 100)
 LAYOUT = WindowLayout(264)
+PUSH = WindowLayout(264, push=True)
 
 
 @cache
@@ -135,15 +136,17 @@ def test_moves(architecture: int) -> None:
 def test_numbers_of_ranks(ranks: int) -> None:
     variants = [move_variant(4, ranks - 1, ranks, LAYOUT)]
     for dtype in ("float32", "bfloat16"):
-        variants.append(reduce_variant(dtype, ReduceOp.SUM, ranks - 1, ranks, LAYOUT))
+        for layout in (LAYOUT, PUSH):
+            variants.append(reduce_variant(dtype, ReduceOp.SUM, ranks - 1, ranks, layout))
         variants.append(local_variant(dtype, ReduceOp.SUM, ranks))
     compile_all(variants, 90)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float64"])
 def test_each_kernel_alone(dtype: str) -> None:
-    variant = reduce_variant(dtype, ReduceOp.MAX, 0, 2, LAYOUT)
-    compile_all([variant.only(kernel) for kernel in variant.kernels], 90)
+    for layout in (LAYOUT, PUSH):
+        variant = reduce_variant(dtype, ReduceOp.MAX, 0, 2, layout)
+        compile_all([variant.only(kernel) for kernel in variant.kernels], 90)
 
 
 def test_the_tests_above_miss_no_variant() -> None:

@@ -17,6 +17,7 @@ from rdmakit.datatypes import ReduceOp
 from rdmakit.drivers import cuda
 from rdmakit.intra import device_calls
 from rdmakit.intra.device_node import DeviceNode
+from rdmakit.intra.device_plan import zero_copy
 from rdmakit.plan.shape import Kind
 from rdmakit.waiting import Waiter, spins_for
 from tests import arithmetic
@@ -40,7 +41,7 @@ def dtype_of(name: str) -> np.dtype[Any]:
     return np.dtype(name)
 
 
-def make_node(timeout: float = 20.0, **options: int) -> DeviceNode:
+def make_node(timeout: float = 20.0, **options: Any) -> DeviceNode:
     waiter = Waiter(RANK, BOOT.host, timeout, spins_for(SIZE))
     return DeviceNode.create(BOOT, waiter, **options)
 
@@ -112,13 +113,17 @@ def same(got: Any, want: Any, what: object) -> None:
 
 @contextmanager
 def forced(algorithm: str) -> Any:
-    """Let one algorithm serve every size."""
+    """Let one algorithm serve every size; ``direct`` is the one for registered arrays."""
 
-    def choose(kind: Kind, ranks: int, nbytes: int, *, registered: bool, **_: object) -> str:
+    def choose(
+        kind: Kind, ranks: int, nbytes: int, *, registered: bool, push: bool, **_: object
+    ) -> str:
         if algorithm == "oneshot" and kind is not Kind.ALLREDUCE:
             return "staged"
-        assert registered or algorithm != "direct", "not registered"
-        return algorithm
+        if algorithm != "direct":
+            return algorithm
+        assert registered, "not registered"
+        return zero_copy(kind, push=push)[0]
 
     usual = device_calls.algorithm_for
     device_calls.algorithm_for = choose

@@ -123,9 +123,11 @@ def one(
 def conformance(which: str = "some") -> None:
     """Every kind, algorithm, dtype and op; counts and offsets that leave ragged ends.
 
-    ``all``: every op with every dtype; ``few``: each kernel a few times, for slow tools.
+    ``all``: every op with every dtype; ``few``: each kernel a few times, for slow tools; ``push``:
+    as between GPUs, whoever shares one.
     """
-    node = make_node(tile=4096, timeout=100.0 if which == "few" else 20.0)  # many tiles
+    push = True if which == "push" else None
+    node = make_node(tile=4096, timeout=100.0 if which == "few" else 20.0, push=push)  # many tiles
     big = 8 * node.grid.blocks * 4096 // 8 + 5 if which == "all" else 30_011
     cases = 0
     for kind in KINDS:
