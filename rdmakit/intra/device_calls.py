@@ -16,7 +16,14 @@ from rdmakit.datatypes import ReduceOp, check_reduction
 from rdmakit.intra import device_kernels as kernels
 from rdmakit.intra.cuda_ipc import Shared
 from rdmakit.intra.device_kernels import Args, Variant, WindowLayout
-from rdmakit.intra.device_plan import algorithm_for, pieces, signature, split, zero_copy
+from rdmakit.intra.device_plan import (
+    algorithm_for,
+    blocks_for,
+    pieces,
+    signature,
+    split,
+    zero_copy,
+)
 from rdmakit.plan.shape import Kind
 
 __all__ = ["DeviceArray", "Place", "Prepared", "Registration", "plan_barrier", "plan_call"]
@@ -115,14 +122,15 @@ def plan_call(
         place.lookup(array.address, array.count * array.dtype.itemsize) if used else None
         for array, used in zip((send, recv), needed, strict=True)
     ]
-    parts = size if kind in (Kind.REDUCE_SCATTER, Kind.ALLGATHER) else 1
+    whole = nbytes * (size if kind in (Kind.REDUCE_SCATTER, Kind.ALLGATHER) else 1)
+    blocks = blocks_for(whole, place.blocks, push=layout.push)
     algorithm = algorithm_for(
         kind,
         size,
-        nbytes * parts,
+        whole,
         registered=all(entry or not used for entry, used in zip(found, needed, strict=True)),
         push=layout.push,
-        room=place.blocks * kernels.TEAMS * layout.oneshot(size),
+        room=blocks * kernels.TEAMS * layout.oneshot(size),
     )
     pointers = [[0] * size, [0] * size]
     where = []
@@ -144,7 +152,6 @@ def plan_call(
     args.send[:size], args.recv[:size] = pointers
     args.count, args.root = nbytes // unit, root
     args.signature = signature(text, nbytes, where)
-    blocks = place.blocks
     if algorithm == "direct":
         cut = split(_touched(kind, rank, nbytes, *pointers), args.count, unit)
         args.head, args.packs = cut.head, cut.packs

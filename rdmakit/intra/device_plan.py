@@ -26,11 +26,12 @@ __all__ = [
 
 _ONESHOT_BYTES = {
     True: ((2, 2 << 20), (4, 2 << 20), (8, 512 << 10), (16, 256 << 10)),
-    False: ((2, 512 << 10), (4, 256 << 10), (8, 128 << 10), (16, 64 << 10)),
+    False: ((2, 2 << 20), (4, 512 << 10), (8, 128 << 10), (16, 64 << 10)),
 }
 """(ranks up to, bytes up to) where one-shot is at least as fast as two-shot, by whether ranks share
-a GPU. Shared: measured on one H200 under MPS. Own GPUs: of two over NVLink both were equal from
-128 KiB to 8 MiB; with more ranks one-shot moves (ranks - 1) / 2 times the bytes: not measured."""
+a GPU. Shared: measured on one H200 under MPS. Own GPUs: measured on two over NVLink (2 MiB: 13.2 us
+against 15.3; 4 MiB: 20.9 against 20.5); with more ranks not measured: one-shot saves a meeting
+(3 us) and sends (ranks - 1) times the bytes in place of 2 * (ranks - 1) / ranks, at 365 GB/s."""
 _DIRECT_BYTES = 256 << 10
 """From here registered memory is used in place: two meetings, but no copy through a window."""
 _ZERO_COPY = {
@@ -41,6 +42,9 @@ _ZERO_COPY = {
 }
 """(kind, pushing): which algorithm takes arrays as they are, and whether it needs the input and the
 output registered. Others: the output, by ``direct``."""
+_WIDE_BYTES = 64 << 20
+"""From here a rank with a GPU of its own takes all SMs. Of two H200: all-reduce of 256 MiB in 743
+us against 775 by half of them, 64 MiB in 193 against 199, 8 MiB no faster."""
 _LEAST_PIECE = THREADS // TEAMS * 16
 """Bytes below which a team's piece of a staged array is not cut: one pack for each thread."""
 
@@ -61,8 +65,7 @@ class Grid:
 def grid_for(facts: Sequence[DeviceFacts], crowd: int = 0) -> Grid:
     """Return the grid for ranks with these devices: one block for each SM, all ranks together.
 
-    A rank with a GPU of its own takes every second SM: enough for its links, and while it waits
-    for its peers there is room for other work.
+    A rank with a GPU of its own takes all SMs for large arrays alone, see :func:`blocks_for`.
 
     More would fit by their registers, but a smaller kernel that ended between two blocks can leave
     an SM's registers in pieces too small for the second; it then waits for the first, which waits
@@ -76,7 +79,7 @@ def grid_for(facts: Sequence[DeviceFacts], crowd: int = 0) -> Grid:
     counts = [max(uuids.count(uuid), crowd) for uuid in uuids]
     sharing = max(counts)
     resident = sharing == 1 or all(entry.mps for entry in facts)
-    blocks = min(entry.sms // max(2, n) for entry, n in zip(facts, counts, strict=True))
+    blocks = min(entry.sms // n for entry, n in zip(facts, counts, strict=True))
     return Grid(max(1, min(blocks, MAX_TEAMS // TEAMS)), sharing, resident)
 
 
@@ -105,6 +108,15 @@ def algorithm_for(
     elif nbytes < _DIRECT_BYTES:
         return "staged"
     return zero_copy(kind, push=push)[0] if registered else "staged"
+
+
+def blocks_for(nbytes: int, blocks: int, *, push: bool) -> int:
+    """Return how many of ``blocks`` an array of ``nbytes`` takes.
+
+    A rank with a GPU of its own leaves every second SM to other work: enough for its links, but
+    where the array is large.
+    """
+    return max(1, blocks // 2) if push and nbytes < _WIDE_BYTES else blocks
 
 
 @dataclass(frozen=True)

@@ -52,7 +52,7 @@ def test_all_blocks_fit_one_on_each_sm() -> None:
         assert grid.blocks * TEAMS <= MAX_TEAMS
         assert grid.sharing == n
         assert grid.resident
-    assert grid_for(node(8, 8)).blocks == 66
+    assert grid_for(node(8, 8)).blocks == 132
     assert grid_for(node(8, 8)).resident
 
 
