@@ -147,13 +147,18 @@ class Bench:
             best = [self.once(copy if active else _nothing, repeats) for _ in range(5)]
             self.show({"case": case, "bytes": nbytes, "us": statistics.median(best)})
         if comm.size == 2:
-            for case in ("message one way", "message both ways"):
+            other = cupy.zeros(nbytes // 4, FLOAT)
+            for case, out in (
+                ("message one way", a), ("message both ways", a),
+                ("message one way, not registered", other),
+                ("message both ways, not registered", other),
+            ):  # fmt: skip
 
-                def call(case: str = case) -> None:
-                    if case == "message both ways":
-                        comm.Sendrecv(a, peer, recvbuf=b, source=peer)
+                def call(case: str = case, out: Any = out) -> None:
+                    if "both" in case:
+                        comm.Sendrecv(out, peer, recvbuf=b, source=peer)
                     elif comm.rank == 0:
-                        comm.Send(a, 1)
+                        comm.Send(out, 1)
                     else:
                         comm.Recv(b, 0)
 

@@ -213,8 +213,11 @@ class Communicator(Collectives, PointToPoint, Splits):
             label="rail ",
             family=family,
         )
-        family.mailbox = self._mailbox = Mailbox(rank, *routes(parts, rank, job.channel))
         self._gpus = DeviceSide(bootstrap, node_boot, waiter, engine, job.gpu)
+        here = enumerate(layout.nodes[layout.node_of(rank)])
+        self._gpus.neighbours = {r: i for i, r in here if r != rank}
+        ways = routes(parts, rank, job.channel)
+        family.mailbox = self._mailbox = Mailbox(rank, *ways, self._gpus.borrower.piece)
         if job.virtual:
             self._gpus.crowd = max(map(self.hosts.count, self.hosts))
         self._gpus.channel, self._gpus.why_staged = channel, job.why_staged

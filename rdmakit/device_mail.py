@@ -1,13 +1,15 @@
 """Messages between two ranks of GPU memory, strided or not: local to make, no set-up in common.
 
-A message begins after the work that its stream has at the start. It travels in pieces through
-pinned host memory, inside a node as between nodes: while one travels the next is copied, on
-streams of our own, so that a message never waits for kernels that come later. Between nodes whose
-messages take GPU memory as it is, it is one piece. The other side may be host memory: a message is
-bytes. One that was sent from host memory comes whole, and is copied in pieces when it is there.
+A message begins after the work that its stream has at the start. Inside a node whose ranks have
+mapped each other's memory it is lent (:mod:`rdmakit.lending`), from the first collective call on
+GPU arrays on. Otherwise it travels in pieces through pinned host memory: while one travels the next
+is copied, on streams of our own, so that a message never waits for kernels that come later. Between
+nodes whose messages take GPU memory as it is, it is one piece. The other side may be host memory: a
+message is bytes. One that was sent from host memory comes whole, and is copied in pieces when it is
+there.
 
-Mapping a peer's GPU memory inside the node would save two copies. It is not done: a mapping is made
-by both, waits for the device at its end, and a message has no call in common in which to do so.
+No memory is mapped for a message: a mapping is made by both sides, waits for the device at its end,
+and a message has no call in common in which to do so.
 
 The host looks at events, and never makes a stream wait for another: the work before a message may
 be a collective that waits for a peer, which waits for another message of this rank.
@@ -25,6 +27,7 @@ import numpy as np
 from rdmakit.buffer import Buffer, Strided
 from rdmakit.errors import UnsupportedError
 from rdmakit.inter.staged import AHEAD, PIECE, Piece, PinnedPool
+from rdmakit.lending import LEAST, Lender, Lending
 from rdmakit.long_mail import Moved, Parts, Settled
 from rdmakit.protocols import Arrived, Bytes, DirectMail, Form, Mail, Request
 
@@ -50,6 +53,7 @@ class DeviceMail:
         enter: Callable[[], None],
         *,
         direct: bool,
+        lender: Callable[[], Lender | None] = lambda: None,
         piece: int = PIECE,
         small: int = SMALL,
     ) -> None:
@@ -60,11 +64,12 @@ class DeviceMail:
             device: ordinal of the GPU.
             enter: makes it current in the calling thread.
             direct: whether messages between nodes take GPU memory; equal on all ranks.
+            lender: gives what lends GPU memory inside the node, once there is any.
             piece: bytes of a piece.
             small: bytes of a small one.
         """
         self.door, self.device, self.enter, self.direct = gpu.door, device, enter, direct
-        self._gpu = gpu
+        self._gpu, self.lender = gpu, lender
         self._pools = [PinnedPool(gpu.door, _same, size) for size in (min(small, piece), piece)]
         self._scratch: dict[int, list[Any]] = {}
         self._memory: list[Any] = []
@@ -199,6 +204,12 @@ class _Outgoing:
         self.ready, self.scratch = ready, scratch
 
     def begin(self, way: Mail, peer: int, number: int, moved: Moved) -> Parts:
+        lender = self.mail.lender()
+        if lender is not None and peer in lender.ranks and self.nbytes >= LEAST:
+            lies = lender.place(self.address, self.nbytes) is not None
+            slot = None if lies else lender.take()
+            if lies or slot is not None:
+                return Lending(self, lender, way, peer, number, moved, slot)
         if self.mail.direct and way.direct:
             return _SendingDirect(self, cast(DirectMail, way), peer, number, moved)
         return _Sending(self, way, peer, number, moved)
@@ -385,7 +396,7 @@ class _Receiving:
         into = self._into
         if self._whole is not None:
             return False
-        if into.mail.direct and piece.receive_device is not None:
+        if piece.receive_device is not None and (into.mail.direct or piece.lent):
             self._straight.append(piece.receive_device(into.address + self._at, piece.nbytes))
         elif piece.nbytes > self._pool.piece:
             memory = np.empty(piece.nbytes, np.uint8)

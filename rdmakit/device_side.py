@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -21,6 +21,7 @@ from rdmakit.intra.cuda_ipc import share_window
 from rdmakit.intra.device_node import DeviceNode
 from rdmakit.intra.device_words import check_memory
 from rdmakit.layout import RankLayout
+from rdmakit.lending import SLOT, SLOTS, Borrower, Lender
 from rdmakit.packing import DevicePacking
 from rdmakit.protocols import Bootstrap, Channel, DeviceChannel, Window
 from rdmakit.staging import Staging
@@ -107,6 +108,9 @@ class DeviceSide:
         notes: what a person should know.
         channel: carries messages between nodes; None where there is one node.
         why_staged: why its messages take no GPU memory; empty, on all ranks, where they do.
+        neighbours: the rank in the node of each other rank of the communicator that is there.
+        lender: lends GPU memory to them for messages, once the node is made.
+        borrower: takes what they lend.
         crowd: most ranks of the job that may share one of this node's GPUs, other nodes' counted
             (virtual nodes); what the node goes by when it is asked alone; 0: its own only.
     """
@@ -127,6 +131,9 @@ class DeviceSide:
         self._threads = {threading.get_ident()}
         self.channel: Channel | None = None
         self.why_staged = ""
+        self.neighbours: Mapping[int, int] = {}
+        self.lender: Lender | None = None
+        self.borrower = Borrower(self)
         self._job, self._boot = job, node
         self._problem = ""
         self._tried = False
@@ -226,7 +233,22 @@ class DeviceSide:
             except SetupError as exc:
                 self._problem = str(exc)
                 self.notes.append(f"GPU arrays go through pinned host memory: {exc}")
+            else:
+                self._begin_lending()
         return self._problem
+
+    def _begin_lending(self) -> None:
+        """Register the slots that messages go through. Collective in the node, blocking."""
+        if self._boot.size == 1 or self.node is None:
+            return
+        slots = self.gpu.door.DeviceMemory(SLOT * SLOTS)
+        try:
+            self.node.register(slots.address, slots.nbytes, slots)
+        except SetupError as exc:  # on every rank of the node
+            slots.close()
+            self.notes.append(f"messages of GPU memory go through pinned host memory: {exc}")
+            return
+        self.lender = Lender(self.node, slots.address, self.neighbours)
 
     @property
     def resident(self) -> bool:
@@ -333,7 +355,9 @@ class DeviceSide:
     def mail(self) -> DeviceMail:
         """What messages between two ranks take, closed with this. Local."""
         if self._mail is None:
-            self._mail = DeviceMail(self.gpu, self.device, self.enter, direct=self.direct)
+            self._mail = DeviceMail(
+                self.gpu, self.device, self.enter, direct=self.direct, lender=lambda: self.lender
+            )
         return self._mail
 
     def staging(self, **options: Any) -> Staging:
@@ -366,5 +390,5 @@ class DeviceSide:
         if self._event is not None:
             self._event.close()
         self.node, self._shared, self._messages, self._event = None, None, None, None
-        self._instead, self._packing, self._mail = None, None, None
+        self._instead, self._packing, self._mail, self.lender = None, None, None, None
         self._ways = []

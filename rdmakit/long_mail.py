@@ -24,6 +24,7 @@ __all__ = ["Inbox", "Incoming", "Moved", "Outbox", "Outgoing", "Parts", "Settled
 
 Moved = Callable[[], None]
 """Tells that a message came closer to its end: its deadline begins anew."""
+Borrow = Callable[[Mail, Arrived, Bytes], Arrived]
 _HEAD = np.dtype([("nbytes", "<i8"), ("number", "<i8"), ("tag", "<i8")])
 
 
@@ -58,6 +59,15 @@ class Outgoing(Protocol):
         ...
 
 
+@runtime_checkable
+class Lent(Parts, Protocol):
+    """Pieces that the receiver says it has taken, see :mod:`rdmakit.lending`."""
+
+    def taken(self) -> None:
+        """Hear that the next piece was taken."""
+        ...
+
+
 class Incoming(Protocol):
     """Memory that a message is received into in its own way."""
 
@@ -79,7 +89,9 @@ class Incoming(Protocol):
 class Outbox:
     """Sends messages in pieces. With the engine's lock held."""
 
-    def __init__(self) -> None:
+    def __init__(self, inbox: Inbox) -> None:
+        """``inbox`` hears that lent pieces were taken."""
+        self._inbox = inbox
         self._last: dict[int, int] = defaultdict(int)
         self._used: set[tuple[int, int]] = set()
 
@@ -101,7 +113,13 @@ class Outbox:
         announced = way.send(peer, head, 0, Form.HEAD)
         self._used.add((peer, number))
         parts = data.begin(way, peer, number, moved)
-        return _Sent(head, announced, parts, partial(self._used.discard, (peer, number)))
+        if isinstance(parts, Lent):
+            self._inbox.owed[peer, number] = parts.taken
+        return _Sent(head, announced, parts, partial(self._end, (peer, number)))
+
+    def _end(self, message: tuple[int, int]) -> None:
+        self._used.discard(message)
+        self._inbox.owed.pop(message, None)
 
 
 class _Sent:
@@ -137,10 +155,15 @@ class Inbox:
     """Takes messages from the ways they come, and puts pieces to theirs.
 
     Attributes:
-        hungry: whether pieces are missing of a message that is being received.
+        hungry: whether pieces are missing of a message that is being received, or words of one
+            that was lent.
+        borrow: makes the piece of which a word tells that it is lent.
+        owed: who hears that a peer has taken the next piece of a message (peer, number).
     """
 
-    def __init__(self) -> None:
+    def __init__(self, borrow: Borrow | None = None) -> None:
+        self.borrow = borrow
+        self.owed: dict[tuple[int, int], Moved] = {}
         self._open: dict[tuple[int, int], _Long] = {}
         self._eaten: set[int] = set()
         self._reading: dict[Mail, tuple[Arrived, Bytes, Request]] = {}
@@ -149,28 +172,43 @@ class Inbox:
 
     @property
     def hungry(self) -> bool:  # noqa: D102
-        return bool(self._eaten)
+        return bool(self._eaten or self.owed)
 
     def next(self, way: Mail) -> Arrived | None:
         """Take the next message of a way, whole or begun, if there is one."""
         while True:
             if self._reading and way in self._reading:
-                message, head, request = self._reading[way]
+                message, words, request = self._reading[way]
                 if not request.done():
                     return None  # what came after it waits
                 del self._reading[way]
-                return self._begun(message.source, head)
+                if message.form is Form.HEAD:
+                    return self._begun(message.source, words)
+                self._heard(way, message, words)
             found = way.arrived()
             if found is None:
                 return None
             self.moved = True
             if not found.form:
                 return found
-            if found.form is Form.HEAD:
-                head = np.empty(_HEAD.itemsize, np.uint8)
-                self._reading[way] = found, head, found.receive(head)
-            else:
+            if found.form is Form.PIECE:
                 self._add(found)
+            else:
+                words = np.empty(found.nbytes, np.uint8)
+                self._reading[way] = found, words, found.receive(words)
+
+    def _heard(self, way: Mail, told: Arrived, words: Bytes) -> None:
+        """Take word of a piece that is lent, or of one that was taken."""
+        if told.form is Form.LENT and self.borrow is not None:
+            self._add(self.borrow(way, told, words))
+            return
+        taken = self.owed.get((told.source, told.tag))
+        if told.form is Form.LENT or taken is None:
+            raise TransportError(
+                f"rank {told.source} says that a piece of message {told.tag} is {told.form.name}, "
+                "of which nothing is known here"
+            )
+        taken()
 
     def _begun(self, source: int, head: Bytes) -> Arrived:
         nbytes, number, tag = map(int, head.view(_HEAD)[0])
@@ -204,6 +242,7 @@ class Inbox:
         self._reading.clear()
         self._open.clear()
         self._eaten.clear()
+        self.owed.clear()
 
 
 def receive_into(into: Bytes, message: Arrived, moved: Moved) -> Request:

@@ -17,7 +17,7 @@ import numpy as np
 
 from rdmakit.engine import Pending
 from rdmakit.errors import MessageTruncated
-from rdmakit.long_mail import Inbox, Incoming, Outbox, Outgoing, Parts, receive_into
+from rdmakit.long_mail import Borrow, Inbox, Incoming, Outbox, Outgoing, Parts, receive_into
 from rdmakit.protocols import Arrived, Bytes, Form, Mail, Request
 
 __all__ = ["ANY", "TAG_UB", "Mailbox", "Transfer"]
@@ -108,13 +108,16 @@ class Mailbox:
         tags: the user's tags are below this.
     """
 
-    def __init__(self, rank: int, routes: Sequence[Mail], tags: int) -> None:
+    def __init__(
+        self, rank: int, routes: Sequence[Mail], tags: int, borrow: Borrow | None = None
+    ) -> None:
         """Make it. Local.
 
         Args:
             rank: this rank.
             routes: what carries messages to each rank; this one's own entry is not used.
             tags: what carries them has tags below this, on every rank.
+            borrow: see :class:`rdmakit.long_mail.Inbox`.
         """
         self.rank = rank
         self._own = _Own(rank)
@@ -125,7 +128,8 @@ class Mailbox:
         self._receives: list[_Receive] = []
         self._messages: list[tuple[Mail, Arrived]] = []
         self._moving: list[tuple[Request, Transfer, Mail]] = []
-        self._inbox, self._outbox = Inbox(), Outbox()
+        self._inbox = Inbox(borrow)
+        self._outbox = Outbox(self._inbox)
 
     @property
     def busy(self) -> bool:

@@ -34,9 +34,12 @@ class PointToPoint(Group):
     GPU arrays: a call takes what is there after the present work of ``stream`` (any CUDA stream;
     default: CuPy's current one), and a receive writes after it. A send is complete when the array
     may be written again, a receive when the bytes are in GPU memory, for later work of any stream:
-    Wait, Test and ``done`` tell. Nothing of it can be captured into a CUDA graph. Inside a node,
-    and between nodes unless ``RDMAKIT_GPU_DIRECT`` holds, they go through pinned host memory in
-    pieces; scratch and pinned memory are kept until close. ``stream`` means nothing to host arrays.
+    Wait, Test and ``done`` tell. Nothing of it can be captured into a CUDA graph. Inside a node
+    messages of 64 KiB and more are read where they lie in the sender's GPU (arrays of ``empty`` or
+    ``register``) or from slots they are copied to, once a collective call on GPU arrays was made;
+    a send is then complete when the receiver has read it. All others, and between nodes unless
+    ``RDMAKIT_GPU_DIRECT`` holds, go through pinned host memory in pieces. Scratch, slots and pinned
+    memory are kept until close. ``stream`` means nothing to host arrays.
 
     Messages of one pair of ranks with fitting tags are received in the order they were sent.
     A message may be shorter than the array it is received into; its Status tells. One that is

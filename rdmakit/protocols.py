@@ -95,6 +95,10 @@ class Form(enum.IntEnum):
     HEAD = 1
     """Announces a message that comes in pieces."""
     PIECE = 2
+    LENT = 3
+    """Tells where a piece is: in memory of the sender's that the receiver has mapped."""
+    TAKEN = 4
+    """Tells that the receiver has copied such a piece."""
 
 
 @dataclass(slots=True)
@@ -114,6 +118,8 @@ class Arrived:
     """The same into GPU memory (address, bytes), where what carries it can."""
     pieces: deque[Arrived] | None = None
     """Of a message that comes in pieces: those that have come and were not taken yet."""
+    lent: bool = False
+    """Whether it lies in GPU memory of this node, see :mod:`rdmakit.lending`."""
 
 
 class Mail(Protocol):

@@ -34,13 +34,13 @@ class ChannelMail:
         """Start sending."""
         channel = self._channel
         if form:
-            tag = formed(tag, form, USER_TAGS)
+            tag = formed(tag, form, USER_TAGS, self.numbers)
         return channel.send(self._job[peer], channel.wrap(data), self._tag | tag)
 
     def send_device(self, peer: int, address: int, nbytes: int, number: int) -> Request:
         """Start sending GPU memory."""
         channel = cast(DeviceChannel, self._channel)
-        tag = self._tag | formed(number, Form.PIECE, USER_TAGS)
+        tag = self._tag | formed(number, Form.PIECE, USER_TAGS, self.numbers)
         return channel.send(self._job[peer], channel.wrap_device(address, nbytes), tag)
 
     def arrived(self) -> Arrived | None:
@@ -49,7 +49,7 @@ class ChannelMail:
         if found is None:
             return None
         found.source = self._ranks[found.source]
-        found.tag, found.form = form_of(found.tag % USER_BITS, USER_TAGS)
+        found.tag, found.form = form_of(found.tag % USER_BITS, USER_TAGS, self.numbers)
         return found
 
     def abandon(self, requests: Sequence[Request], keep: Sequence[object]) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from rdmakit.bootstrap import MpiBootstrap, load_mpi
 from rdmakit.errors import TransportError, UnsupportedError
-from rdmakit.inter.tags import MESSAGES, USER_TAGS, form_of, formed, unpack
+from rdmakit.inter.tags import MESSAGES, NUMBERED, USER_TAGS, form_of, formed, unpack
 from rdmakit.protocols import Arrived, Bytes, Form, Request
 
 __all__ = ["MpiChannel", "MpiMail"]
@@ -66,13 +66,13 @@ class MpiMail:
         self._status = self._mpi.Status()
         self._probe = comm.Improbe
         room: int = (comm.Get_attr(self._mpi.TAG_UB) or 32767) + 1
-        self.numbers = min(1 << 16, room // 8)
-        self.tags = min(USER_TAGS, room - 1 - self.numbers)
+        self.numbers = min(1 << 16, room // 16)
+        self.tags = min(USER_TAGS, room - 1 - NUMBERED * self.numbers)
 
     def send(self, peer: int, data: Bytes, tag: int, form: Form = Form.WHOLE) -> Request:
         """Start sending."""
         if form:
-            tag = formed(tag, form, self.tags)
+            tag = formed(tag, form, self.tags, self.numbers)
         what, made = _whole(data, self._mpi)
         request = self._comm.Isend(what, peer, tag)
         if made is not None:
@@ -94,7 +94,7 @@ class MpiMail:
                 made.Free()
             return _MpiRequest(request, f"receive from rank {source}")
 
-        tag, form = form_of(status.Get_tag(), self.tags)
+        tag, form = form_of(status.Get_tag(), self.tags, self.numbers)
         return Arrived(source, tag, status.Get_elements(mpi.BYTE), receive, form)
 
     def abandon(self, requests: Sequence[Request], keep: Sequence[object]) -> None:

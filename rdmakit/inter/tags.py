@@ -18,6 +18,7 @@ __all__ = [
     "COMMUNICATORS",
     "KIND_MASK",
     "MESSAGES",
+    "NUMBERED",
     "SEQUENCES",
     "SOURCES",
     "USER_BITS",
@@ -97,16 +98,30 @@ def unpack(tag: int) -> tuple[int, int, TagKind, int, int]:
     return tag >> _SOURCE, tag % SOURCES, kind, sequence, message
 
 
-def formed(tag: int, form: Form, tags: int) -> int:
-    """Return what stands in the place of the user's tag, those being below ``tags``."""
-    return tag if not form else tags + (1 + tag if form is Form.PIECE else 0)
+_NUMBERED = (Form.PIECE, Form.LENT, Form.TAKEN)
+NUMBERED = len(_NUMBERED)
+"""Forms that have a message's number in the place of the tag."""
 
 
-def form_of(value: int, tags: int) -> tuple[int, Form]:
+def formed(tag: int, form: Form, tags: int, numbers: int) -> int:
+    """Return what stands in the place of the user's tag.
+
+    Users' tags are below ``tags``, then comes that of all heads, then ``numbers`` of each form that
+    has the number of a message.
+    """
+    if not form:
+        return tag
+    return tags if form is Form.HEAD else tags + 1 + _NUMBERED.index(form) * numbers + tag
+
+
+def form_of(value: int, tags: int, numbers: int) -> tuple[int, Form]:
     """Undo :func:`formed`."""
     if value < tags:
         return value, Form.WHOLE
-    return (value - tags - 1, Form.PIECE) if value > tags else (0, Form.HEAD)
+    if value == tags:
+        return 0, Form.HEAD
+    form, number = divmod(value - tags - 1, numbers)
+    return number, _NUMBERED[form]
 
 
 class Numbers:

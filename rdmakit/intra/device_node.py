@@ -194,6 +194,20 @@ class DeviceNode:
                 return entry
         return None
 
+    def mapped(self, index: int, rank: int, offset: int, nbytes: int) -> int | None:
+        """Return where a peer's part of a registration is mapped here, or None. Local.
+
+        Args:
+            index: of the registration, see :class:`Registration`.
+            rank: the peer, in this node.
+            offset: bytes from its beginning.
+            nbytes: how many are meant.
+        """
+        for entry in self._registered:
+            if entry.index == index and 0 <= offset <= offset + nbytes <= entry.shared.nbytes:
+                return entry.shared.addresses[rank] + offset
+        return None
+
     # -- the calls ----------------------------------------------------------------------------
 
     def allreduce(

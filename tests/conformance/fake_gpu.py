@@ -18,6 +18,7 @@ from rdmakit.datatypes import MemoryKind, ReduceOp
 from rdmakit.device_side import Gpu
 from rdmakit.errors import SetupError
 from rdmakit.intra.device_local import strided_args
+from rdmakit.intra.device_node import DeviceNode
 from rdmakit.layout import RankLayout
 from rdmakit.memory import MemoryBootstrap, MemoryChannel, MemoryWindow
 from rdmakit.plan.pieces import FLAGS
@@ -171,6 +172,7 @@ class Node:
             boot, RankLayout.of_sizes([boot.size]), window, None, Config(timeout=20)
         )
         self.size, self.crowd, self.door, self.registered = boot.size, crowd, door, 0
+        self._entries, self._held = 0, list[Any]()
 
     def run(self, kind: Kind, send: Any, recv: Any, op: Any, root: int, stream: Any) -> None:
         self.door.drain()
@@ -182,10 +184,28 @@ class Node:
         if len(sizes) > 1:
             raise SetupError("sizes differ")
         self.registered += 1
-        return SimpleNamespace(address=address, owner=owner)
+        self._entries += 1
+        addresses = tuple(self._comm.bootstrap.share(address))
+        shared = SimpleNamespace(addresses=addresses, nbytes=nbytes)
+        made = SimpleNamespace(
+            index=self._entries, address=address, end=address + nbytes, owner=owner, shared=shared
+        )
+        self._held.append(made)
+        return made
 
     def unregister(self, entry: object) -> None:
         self.registered -= 1
+        self._held.remove(entry)
+
+    def registration(self, address: int, nbytes: int) -> Any:
+        held = (e for e in self._held if e.address <= address and address + nbytes <= e.end)
+        return next(held, None)
+
+    mapped = DeviceNode.mapped
+
+    @property
+    def _registered(self) -> list[Any]:
+        return self._held
 
     def check(self) -> None:
         pass

@@ -44,8 +44,9 @@ def _small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def with_gpus(
     sizes: list[int], body: Callable[[Communicator], T], *, denied: bool = False,
-    check: bool = True, resident: bool = True, direct: bool = False,
+    check: bool = True, resident: bool = True, direct: bool = False, lent: bool = False,
 ) -> list[T]:  # fmt: skip
+    """``lent``: a collective has come first, so that messages in a node are lent."""
     layout = RankLayout.of_sizes(sizes)
 
     def main(boot: MemoryBootstrap) -> T:
@@ -59,6 +60,9 @@ def with_gpus(
         )
         if direct:
             comm._gpus.why_staged = ""
+        if lent:
+            comm.Allreduce(Array(np.zeros(4)), Array(np.zeros(4)))
+            assert (comm._gpus.lender is not None) == (node.size > 1)
         result = body(comm)
         comm.close()
         return result
@@ -301,7 +305,7 @@ def test_memory(sizes: list[int]) -> None:
         comm.synchronize()
         assert (x.array == comm.size).all()
         entry = comm.node.register(Array(np.zeros(8)))
-        assert comm._gpus.node.registered == 2  # type: ignore[union-attr]
+        assert comm._gpus.node.registered == 3  # type: ignore[union-attr]  # and the mail's slots
         comm.node.unregister(entry)
         with pytest.raises(InvalidArgument, match="host memory"):
             comm.register(np.zeros(4))

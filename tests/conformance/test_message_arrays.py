@@ -19,6 +19,8 @@ from rdmakit import (
     TransferTimeout,
     UnsupportedError,
     device_mail,
+    device_side,
+    lending,
 )
 from rdmakit.device_mail import DeviceMail
 from rdmakit.request import ANY_SOURCE, ANY_TAG, Request, Status
@@ -28,7 +30,10 @@ from tests.conformance.ranks import with_comm
 from tests.conformance.test_device import with_gpus
 
 PIECE, SMALL = 1 << 10, 1 << 7
-WAYS = {"node": {}, "denied": {"denied": True}, "direct": {"direct": True}}
+WAYS = {
+    "node": {}, "denied": {"denied": True}, "direct": {"direct": True}, "lent": {"lent": True},
+    "lent, direct": {"lent": True, "direct": True},
+}  # fmt: skip
 _CALLS = {
     "Send", "Recv", "Isend", "Irecv", "Sendrecv", "Sendrecv_replace", "Send_init", "Recv_init"
 }  # fmt: skip
@@ -37,6 +42,10 @@ _CALLS = {
 @pytest.fixture(autouse=True)
 def _small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(DeviceMail.__init__, "__kwdefaults__", {"piece": PIECE, "small": SMALL})
+    monkeypatch.setattr(device_mail, "LEAST", SMALL)
+    for module in (lending, device_side):
+        monkeypatch.setattr(module, "SLOT", PIECE)
+    monkeypatch.setattr(lending, "_STEP", PIECE // 4)
 
 
 class OnGpu:
@@ -64,6 +73,9 @@ class OnGpu:
         ([2], "node", "all"),
         ([2], "node", "even ranks"),
         ([2], "denied", "in turn"),
+        ([2], "lent", "all"),
+        ([3], "lent", "in turn"),
+        ([2, 1], "lent, direct", "even ranks"),
         ([1, 1], "node", "all"),
         ([1, 1], "direct", "all"),
         ([2, 1], "direct", "in turn"),
@@ -93,7 +105,7 @@ def test_what_host_arrays_do(
     with_gpus(sizes, body, **WAYS[way])
 
 
-@pytest.mark.parametrize("way", ["node", "direct"])
+@pytest.mark.parametrize("way", ["node", "direct", "lent"])
 @pytest.mark.parametrize("sizes", [[2], [1, 1]], ids=str)
 def test_sizes_around_pieces(sizes: list[int], way: str) -> None:
     """Each kind of memory on each side; several under way with one tag, in their order."""
@@ -123,8 +135,9 @@ def _same(x: Any) -> Any:
     return x
 
 
+@pytest.mark.parametrize("way", ["node", "lent"])
 @pytest.mark.parametrize("wraps", [True, False], ids=["gpu-first", "host-first"])
-def test_messages_keep_their_order_among_kinds(wraps: bool) -> None:
+def test_messages_keep_their_order_among_kinds(wraps: bool, way: str) -> None:
     """A host message that is sent after a slow GPU message does not pass it."""
 
     def body(comm: Communicator) -> None:
@@ -143,7 +156,7 @@ def test_messages_keep_their_order_among_kinds(wraps: bool) -> None:
             assert (y[700 + i :] == 0).all()
         Request.Waitall(sends)
 
-    with_gpus([2, 1], body)
+    with_gpus([2, 1], body, **WAYS[way])
 
 
 def views(count: int, dtype: str, layout: str) -> np.ndarray[Any, Any]:
@@ -168,10 +181,10 @@ LAYOUTS = ("C", "F", "reversed", "column", "steps")
     data=st.data(),
     dtype=st.sampled_from(["u1", "f2", "i4", "f8", "c16", "V6", "i4,f8"]),
     sizes=st.sampled_from([[2], [1, 1]]),
-    direct=st.booleans(),
+    way=st.sampled_from(["node", "direct", "lent"]),
 )
 def test_any_strides_on_both_sides(
-    data: st.DataObject, dtype: str, sizes: list[int], direct: bool
+    data: st.DataObject, dtype: str, sizes: list[int], way: str
 ) -> None:
     count = 6 * data.draw(st.integers(1, 90))
     layouts = data.draw(st.tuples(*[st.sampled_from(LAYOUTS)] * 4))
@@ -205,12 +218,13 @@ def test_any_strides_on_both_sides(
         got = fill(0).tobytes()
         assert np.ascontiguousarray(into).tobytes() == got
 
-    with_gpus(sizes, body, direct=direct)
+    with_gpus(sizes, body, **WAYS[way])
 
 
+@pytest.mark.parametrize("way", ["node", "lent"])
 @pytest.mark.parametrize("on_gpu", [True, False], ids=["gpu", "host"])
 @pytest.mark.parametrize("nbytes", [0, 1, 8, 21, 800, 1237, 3200])
-def test_a_shorter_message_fills_the_first_elements(nbytes: int, on_gpu: bool) -> None:
+def test_a_shorter_message_fills_the_first_elements(nbytes: int, on_gpu: bool, way: str) -> None:
     def body(comm: Communicator) -> None:
         after, before = ring(comm)
         whole = np.full((20, 40), 7.5)
@@ -230,7 +244,7 @@ def test_a_shorter_message_fills_the_first_elements(nbytes: int, on_gpu: bool) -
         np.testing.assert_array_equal(part.view("u8"), want.view("u8"))
         long.Wait()
 
-    with_gpus([2], body)
+    with_gpus([2], body, **WAYS[way])
 
 
 def test_strided_host_arrays_without_a_gpu() -> None:
@@ -280,7 +294,7 @@ def test_strided_host_arrays_without_a_gpu() -> None:
         with_comm(sizes, body)
 
 
-@pytest.mark.parametrize("way", ["node", "direct"])
+@pytest.mark.parametrize("way", ["node", "direct", "lent"])
 @pytest.mark.parametrize("sizes", [[2], [1, 1]], ids=str)
 def test_the_work_before_is_done_first(sizes: list[int], way: str) -> None:
     """What the stream has at the start is seen by a send, and comes before a receive."""

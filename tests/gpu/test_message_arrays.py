@@ -9,7 +9,7 @@ import pytest
 from tests.mpi import python_of, run_ranks
 
 PROGRAM = Path(__file__).parent / "programs" / "message_arrays.py"
-CASES = ("sizes_and_sides", "halo", "semantics", "beside_collectives")
+CASES = ("sizes_and_sides", "halo", "semantics", "beside_collectives", "lent")
 
 
 @pytest.mark.parametrize("direct", ["on", "off"])
@@ -21,4 +21,5 @@ def test_messages(mps: dict[str, str], direct: str, n: int, per_node: str) -> No
     assert not result.left, result.out
     for case in CASES:
         assert f"ok {case}" in result.out, result.out
+    assert result.out.count("ok halo") == 2, result.out
     assert f"direct {direct == 'on' and per_node != '0'}" in result.out, result.out

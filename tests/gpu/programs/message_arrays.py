@@ -125,9 +125,34 @@ def beside_collectives(comm: Communicator) -> None:
     comm.synchronize()
 
 
+def lent(comm: Communicator) -> None:
+    """After a collective: inside a node GPU memory is lent, registered arrays as they lie."""
+    after, before = ring(comm)
+    for count in (8192, 1_000_003, 6_000_001):
+        shared = comm.empty(count + 100, "float64")
+        own = cupy.zeros(count + 100)
+        for array, part in ((shared, slice(0, count)), (shared, slice(37, count + 37)),
+                            (own, slice(5, count + 5))):  # fmt: skip
+            for host in (False, True):
+                array[part] = cupy.asarray(data(comm.rank, count, int(host)))
+                into = np.full(count, -1.0) if host else cupy.full(count, -1.0)
+                comm.Sendrecv(array[part], after, 8, into, before, 8)
+                np.testing.assert_array_equal(cupy.asnumpy(into), data(before, count, int(host)))
+    many = [cupy.full(200_000, 100.0 * comm.rank + i) for i in range(20)]  # more than slots
+    sends = [comm.Isend(x, after, i) for i, x in enumerate(many)]
+    for i in reversed(range(20)):
+        got = cupy.zeros(200_000)
+        comm.Recv(got, before, i)
+        assert bool((got == 100.0 * before + i).all())
+    Request.Waitall(sends)
+    if len(comm.layout.nodes) < comm.size:
+        assert comm._gpus.lender is not None, comm.notes
+
+
 def main() -> None:
     with Communicator() as comm:
-        for case in (sizes_and_sides, halo, semantics, beside_collectives):
+        cases = (sizes_and_sides, halo, semantics, beside_collectives)
+        for case in (*cases, lent, *cases[:3]):
             case(comm)
             comm.Barrier()
             if comm.rank == 0:
