@@ -1,5 +1,5 @@
-// All-gather, broadcast, all-to-all and barrier of the ranks of one node. RDK_T is an unsigned integer of the
-// largest size that divides all addresses and lengths; its value does not matter.
+// All-gather, broadcast, all-to-all and barrier of the ranks of one node. RDK_T is an unsigned
+// integer of the largest size that divides all addresses and lengths; its value does not matter.
 
 typedef Sync<RDK_TEAMS> Teams;
 
@@ -159,9 +159,10 @@ KERNEL broadcast_staged(const __grid_constant__ Args a) {
 #endif
 
 // A tile has a slot for each rank. A rank stores the peers' pieces into their windows, since stores
-// over NVLink are faster than loads, and copies out of its own after the meeting. The rule of the
-// two regions holds with the parts changed: a rank that is met again has read what was put here
-// before it was met last. The own block passes no window. count: elements of one block.
+// over NVLink are faster than loads, and copies out of its own after the meeting. The two regions
+// serve here as well: a rank reads what was put into its window before it posts the next meeting,
+// and the region is written again after that one. The own block passes no window.
+// count: elements of one block.
 #ifdef RDK_alltoall_staged
 KERNEL alltoall_staged(const __grid_constant__ Args a) {
   Teams s(a);
