@@ -284,6 +284,8 @@ class Collectives(BlockCollectives, Many, Refused):
                 return self._submit(label, keep, compare, *begins)
             if form is None:
                 return self._later_on_device(kind, send, recv, op, root, stream, keep)
+            if self._is_kernel(ready, stream, label, compare):
+                return self._kernel_later(ready, op, root, stream, keep, label)
             started = self._begin_on_device(ready, op, root, stream, [form])
             return self._submit(label, keep, compare, started)
 

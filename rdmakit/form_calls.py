@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 
 from rdmakit.agreement import refusal
@@ -81,21 +82,25 @@ class FormCalls(Calls):
         """Begin it. Collective, does not block; on GPU arrays the group's first call does."""
         calling, keep = CALLS[name], (sendbuf, recvbuf)
         forms: list[Form] = []
-        begins: list[Callable[[], Run | None]]
+        begins: list[Callable[[], Run | None]] = []
         try:
             root = integer("root", root)
             ready, op = self._prepared(calling, sendbuf, recvbuf, op, root, counts, algorithm)
             if ready.form is not None:
                 forms.append(ready.form)
-            if ready.recv.kind is MemoryKind.DEVICE:
-                begins = [self._begin_on_device(ready, op, root, stream, forms)]
-            else:
+            size = format_size(max(ready.send.nbytes, ready.recv.nbytes))
+            label = f"{self.label}{calling.kind.value}/{algorithm} {size}"
+            compare = partial(self._start_compared, ready, op, algorithm, root)
+            kernel = self._is_kernel(ready, stream, label, compare)
+            if ready.recv.kind is not MemoryKind.DEVICE:
                 begins = self._begin_on_host(ready, op, root, algorithm, keep, forms)
+            elif not kernel:
+                begins = [self._begin_on_device(ready, op, root, stream, forms)]
         except (InvalidArgument, UnsupportedError) as exc:
             self._refuse_form_later(calling, counts, exc)
             raise
-        size = format_size(max(ready.send.nbytes, ready.recv.nbytes))
-        label = f"{self.label}{calling.kind.value}/{algorithm} {size}"
+        if kernel:
+            return self._kernel_later(ready, op, root, stream, keep, label)
         agree = partial(self._start_agreed, ready, op, algorithm, root, forms)
         return self._submit(label, keep, agree, *begins)
 
@@ -134,12 +139,54 @@ class FormCalls(Calls):
         gpu = self._gpu()
         if not gpu.has_programs:
             self._take_turn()
+        kind, send, recv = ready.calling.kind, ready.send, ready.recv
+        with self._failing():
+            return gpu.start_form(kind, send, recv, op, root, stream, lambda: forms[0])
+
+    def _is_kernel(
+        self, ready: Prepared, stream: object, label: str, compare: Callable[[], Run | None]
+    ) -> bool:
+        """Return whether a call that does not block is one kernel. Collective.
+
+        With checking on the ranks compare before, blocking, what cannot be taken back: a kernel
+        that is enqueued, and the windows that the first calls make together.
+        """
+        if ready.recv.kind is not MemoryKind.DEVICE:
+            return False
+        gpu, checks = self._gpu(), self._config.check
+        first = not gpu.has_programs
+        if first and checks:
+            self._submit(label, None, compare, background=False).Wait()
+        elif not gpu.way:
+            self._take_turn()
+        with self._failing():
+            kernel = gpu.one_kernel(ready.calling.kind, ready.form, stream)
+        if kernel and checks and not first:
+            self._submit(label, None, compare, background=False).Wait()
+        return kernel
+
+    def _kernel_later(
+        self,
+        ready: Prepared,
+        op: ReduceOp,
+        root: int,
+        stream: object,
+        keep: tuple[object, ...],
+        label: str,
+    ) -> Request:
+        """Enqueue the kernel now; the request is complete when the stream has passed it."""
+        kind, send, recv = ready.calling.kind, ready.send, ready.recv
+        with self._failing():
+            begin = self._gpu().start(kind, send, recv, op, root, stream)
+        return self._submit(label, keep, begin)
+
+    @contextmanager
+    def _failing(self) -> Iterator[None]:
+        """Make the communicator unusable by what is raised here, but where nothing was started."""
         try:
-            return gpu.start_form(
-                ready.calling.kind, ready.send, ready.recv, op, root, stream, lambda: forms[0]
-            )
+            yield
         except (InvalidArgument, UnsupportedError):
-            raise  # nothing was started
+            raise
         except BaseException as exc:
             self._fail(exc)
             raise
@@ -188,6 +235,12 @@ class FormCalls(Calls):
             return ready.form
         text = self._text(ready, op, algorithm, root)
         return self._settled(ready, self._agreement.exchange(text, ready.facts))
+
+    def _start_compared(
+        self, ready: Prepared, op: ReduceOp, algorithm: str, root: int
+    ) -> Run | None:
+        """Begin to compare the call with the others', without the facts. Does not block."""
+        return self._agreement.start(self._text(ready, op, algorithm, root))
 
     def _start_agreed(
         self, ready: Prepared, op: ReduceOp, algorithm: str, root: int, forms: list[Form]

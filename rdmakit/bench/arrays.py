@@ -35,8 +35,13 @@ class Arrays(Protocol):
         """
         ...
 
-    def fill(self) -> None:
-        """Give ``send`` this rank's input. Local."""
+    def fill(self, periods: Sequence[npt.NDArray[Any]], *, result: bool = False) -> None:
+        """Give ``send``, or ``recv``, an input. Local.
+
+        Args:
+            periods: of as many equal parts, one behind the other: what each repeats.
+            result: whether it is given to ``recv``.
+        """
         ...
 
     def spoil(self) -> None:
@@ -73,15 +78,16 @@ class HostArrays:
     """NumPy arrays whose pages exist."""
 
     def __init__(self, session: Session, group: Collectives, counts: Sequence[int]) -> None:
-        self._rank, self._op = group.rank, session.op
         self.send, self.recv = (session.array(count) for count in counts)
 
     def begin(self) -> None:
         """Nothing to do."""
 
-    def fill(self) -> None:
-        """Write this rank's input."""
-        values.fill(self.send, self._rank, self._op)
+    def fill(self, periods: Sequence[npt.NDArray[Any]], *, result: bool = False) -> None:
+        """Write it."""
+        array = self.recv if result else self.send
+        for part, period in zip(np.split(array, len(periods)), periods, strict=True):
+            values.repeat(part, period)
 
     def spoil(self) -> None:
         """Overwrite the result."""
@@ -121,12 +127,12 @@ class PoolArrays:
     def begin(self) -> None:
         """Nothing to do."""
 
-    def fill(self) -> None:
-        """Copy this rank's input there."""
-        session = self._session
-        mine = values.block(self._group.rank, session.dtype, session.op)
-        nbytes = self._counts[0] * session.dtype.itemsize
-        gpu_values.fill(self._doors.cuda, self._at[0], nbytes, mine)
+    def fill(self, periods: Sequence[npt.NDArray[Any]], *, result: bool = False) -> None:
+        """Copy it there."""
+        each = self._counts[result] // len(periods) * self._session.dtype.itemsize
+        for index, period in enumerate(periods):
+            at = self._at[result] + index * each
+            gpu_values.fill(self._doors.cuda, at, each, period)
 
     def spoil(self) -> None:
         """Overwrite the result."""

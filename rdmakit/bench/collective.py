@@ -17,7 +17,10 @@ from rdmakit.operation import Operation
 from rdmakit.plan.shape import Kind
 from rdmakit.report.schema import Row
 
-__all__ = ["Way", "bound", "lanes", "measure_collective"]
+__all__ = ["ROOT", "Way", "bound", "lanes", "measure_collective"]
+
+ROOT = 0
+"""Of broadcasts."""
 
 Maker = Callable[[Session, Collectives, Sequence[int]], Arrays]
 Binder = Callable[[Session, Case, Collectives, Kind, Arrays], Operation]
@@ -27,7 +30,8 @@ def bound(session: Session, case: Case, comm: Collectives, kind: Kind, arrays: A
     """Return this package's own operation on the arrays. Local."""
     on_host = isinstance(arrays, HostArrays)
     name = case.algorithm if on_host and case.algorithm else "auto"
-    return comm.bind(kind, arrays.send, arrays.recv, session.op, algorithm=name)
+    send = arrays.recv if kind is Kind.BROADCAST else arrays.send
+    return comm.bind(kind, send, arrays.recv, session.op, algorithm=name, root=ROOT)
 
 
 @dataclass(frozen=True)
@@ -53,6 +57,8 @@ def measure_collective(
         Kind.ALLREDUCE: (total, total),
         Kind.REDUCE_SCATTER: (part * n, part),
         Kind.ALLGATHER: (part, part * n),
+        Kind.BROADCAST: (1, total),  # in the output: the root's is the input
+        Kind.ALLTOALL: (part * n, part * n),
     }[kind]
     arrays, operation, problem = _prepared(session, case, comm, kind, way, counts)
     if arrays is None or operation is None or problem:
@@ -97,7 +103,7 @@ def _prepared(
     if not alone:
         problem = session.agreed(problem)
     if arrays is not None and not problem:
-        arrays.fill()
+        _fill(session, comm, kind, arrays)
         try:
             operation = way.bind(session, case, comm, kind, arrays)
         except (UnsupportedError, SetupError) as exc:
@@ -119,6 +125,8 @@ def _measured(
     wrong: int | None = None
     if session.options.check:
         arrays.spoil()
+        if kind is Kind.BROADCAST:
+            _fill(session, comm, kind, arrays)  # the root's input was there
         arrays.waited(operation.call)()
         wrong = session.wrong(_count_wrong(session, comm, kind, arrays, counts[1]))
     # MPI's own routes are its secret; inside a node nothing is sent to others.
@@ -146,6 +154,17 @@ def _measured(
     return msgspec.structs.replace(row, nbytes=moved, count=count, wire_dtype=wire)
 
 
+def _fill(session: Session, comm: Collectives, kind: Kind, arrays: Arrays) -> None:
+    """Give the arrays what this rank puts in. Local."""
+    n, rank, dtype = comm.size, comm.rank, session.dtype
+    if kind is Kind.ALLTOALL:
+        arrays.fill([values.sent(rank, target, n, dtype) for target in range(n)])
+    elif kind is not Kind.BROADCAST:
+        arrays.fill([values.block(rank, dtype, session.op)])
+    elif rank == ROOT:
+        arrays.fill([values.block(rank, dtype, session.op)], result=True)
+
+
 def _count_wrong(
     session: Session, comm: Collectives, kind: Kind, arrays: Arrays, count: int
 ) -> int:
@@ -155,6 +174,12 @@ def _count_wrong(
         part = count // comm.size
         blocks = [values.block(r, dtype, op) for r in range(comm.size)]
         return sum(arrays.count_wrong(r * part, part, block) for r, block in enumerate(blocks))
+    if kind is Kind.ALLTOALL:
+        part = count // comm.size
+        blocks = [values.sent(r, comm.rank, comm.size, dtype) for r in range(comm.size)]
+        return sum(arrays.count_wrong(r * part, part, block) for r, block in enumerate(blocks))
+    if kind is Kind.BROADCAST:
+        return arrays.count_wrong(0, count, values.block(ROOT, dtype, op))
     start = comm.rank * count if kind is Kind.REDUCE_SCATTER else 0
     return arrays.count_wrong(0, count, values.expected(comm.size, dtype, op), start)
 

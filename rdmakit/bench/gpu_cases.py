@@ -23,6 +23,12 @@ from rdmakit.report.schema import Row
 __all__ = ["gpu_allreduce", "gpu_inter", "gpu_intra", "gpu_memory", "way_of"]
 
 
+_INSIDE = (
+    Kind.REDUCE_SCATTER, Kind.ALLGATHER, Kind.ALLREDUCE, Kind.BROADCAST, Kind.ALLTOALL,
+)  # fmt: skip
+"""Collectives that are measured inside a node."""
+
+
 # -- memory -----------------------------------------------------------------------------------
 
 
@@ -134,7 +140,7 @@ def gpu_intra(session: Session) -> Iterator[Case]:
         return
     if not session.options.algorithms:
         yield from p2p_cases(session)
-    for kind in (Kind.REDUCE_SCATTER, Kind.ALLGATHER, Kind.ALLREDUCE):
+    for kind in _INSIDE:
         yield from _collective_cases(session, comm.node, "intra", kind, mpi=False, nccl=True)
     if not session.options.algorithms and len(comm.layout.nodes[0]) > 1:
         yield from ucx_pair_cases(session)

@@ -135,6 +135,9 @@ def warm_up(comm: Communicator, dtype: str, op: str, doors: Doors) -> None:
             group.Allreduce(send, recv, op)
             group.Reduce_scatter_block(send, part, op)
             group.Allgather(part, recv)
+            if group is comm.node:  # what is measured there alone
+                group.Bcast(recv)
+                group.Alltoall(send, recv)
             comm.synchronize()  # before the arrays go
     _warm_registered(comm, kind, op, doors)
     doors.tools.trim()
@@ -151,6 +154,8 @@ def _warm_registered(comm: Communicator, dtype: np.dtype[Any], op: str, doors: D
         group.bind(Kind.ALLREDUCE, whole[0], whole[1], op)()
         group.bind(Kind.REDUCE_SCATTER, whole[0], first[1], op)()
         group.bind(Kind.ALLGATHER, first[0], whole[1], op)()
+        group.bind(Kind.BROADCAST, whole[1], whole[1], op)()
+        group.bind(Kind.ALLTOALL, whole[0], whole[1], op)()
         comm.synchronize()
     for entry in entries:
         if entry is not None:

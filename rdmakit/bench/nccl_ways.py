@@ -100,7 +100,11 @@ def over_nccl(
         raise UnsupportedError(joined.reason)
     doors, dtype, op = session.gpu.doors, session.dtype, session.op
     send, recv = as_buffer(arrays.send, "sendbuf"), as_buffer(arrays.recv, "recvbuf")
-    count = recv.count if kind is Kind.REDUCE_SCATTER else send.count
+    count = recv.count if kind in (Kind.REDUCE_SCATTER, Kind.BROADCAST) else send.count
+    if kind is Kind.ALLTOALL:
+        count //= comm.size
+    if kind is Kind.BROADCAST:
+        send = recv
     run = joined.group.run
 
     def call() -> None:

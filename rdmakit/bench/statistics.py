@@ -35,4 +35,6 @@ def bus_factor(case: str, n: int) -> float:
         "allreduce": 2 * (n - 1) / n,
         "reduce_scatter": (n - 1) / n,
         "allgather": (n - 1) / n,
+        "alltoall": (n - 1) / n,
+        "broadcast": 1.0,
     }.get(case, 1.0)

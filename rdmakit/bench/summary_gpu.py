@@ -25,6 +25,8 @@ def gpu_summary(rows: Sequence[Row]) -> list[str]:
         *_ucx(rows),
         *_ways(rows, "intra"),
         *_share(rows),
+        *_ways(rows, "intra", "broadcast", "broadcast"),
+        *_ways(rows, "intra", "alltoall", "all-to-all"),
         *_pairs(rows),
         *_ways(rows, "allreduce"),
         *_limit(rows),
@@ -116,16 +118,18 @@ def _ucx(rows: Sequence[Row]) -> list[str]:
 # -- collectives ------------------------------------------------------------------------------
 
 
-def _ways(rows: Sequence[Row], layer: str) -> list[str]:
-    """Return our best all-reduce, and the time of every other way over it."""
-    found = {way: at_size(of(rows, layer, "allreduce", way)) for way in _WAYS}
+def _ways(
+    rows: Sequence[Row], layer: str, case: str = "allreduce", words: str = "all-reduce"
+) -> list[str]:
+    """Return the best of our own of a collective, and the time of every other way over it."""
+    found = {way: at_size(of(rows, layer, case, way)) for way in _WAYS}
     base = next((way for way in ("registered", "staged") if found[way]), "")
     if not base:
         return []
     top = max(found[base])
     row = found[base][top]
     text = (
-        f"{layer}: all-reduce {format_size(top)} {base} in {_duration(time_of(row))}, "
+        f"{layer}: {words} {format_size(top)} {base} in {_duration(time_of(row))}, "
         f"{row.algbw_GBps:.2f} GB/s (busbw {row.busbw_GBps:.2f}) over {row.transport}"
     )
     lines = [text]
@@ -141,7 +145,8 @@ def _ways(rows: Sequence[Row], layer: str) -> list[str]:
         )
         ratios.append(f"{way} {parts}")
     if ratios:
-        lines.append(f"{layer}: time / that of {base}: {'; '.join(ratios)}")
+        which = "" if case == "allreduce" else f"{words} "
+        lines.append(f"{layer}: {which}time / that of {base}: {'; '.join(ratios)}")
     return lines
 
 

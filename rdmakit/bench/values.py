@@ -30,7 +30,7 @@ from rdmakit.datatypes import (
     ReduceOp,
 )
 
-__all__ = ["SPOILED", "block", "count_wrong", "expected", "fill"]
+__all__ = ["SPOILED", "block", "count_wrong", "expected", "fill", "repeat", "sent"]
 
 SPOILED = 0xA5
 """A byte that no result has everywhere."""
@@ -43,6 +43,8 @@ _UFUNC = {
     ReduceOp.LAND: np.logical_and, ReduceOp.LOR: np.logical_or, ReduceOp.LXOR: np.logical_xor,
     ReduceOp.BAND: np.bitwise_and, ReduceOp.BOR: np.bitwise_or, ReduceOp.BXOR: np.bitwise_xor,
 }  # fmt: skip
+_PERIOD = 251
+"""A prime: no size of a block or piece is a multiple of it by chance."""
 _SPREAD = np.uint64(0x9E3779B97F4A7C15)
 """Odd, so that different numbers stay different, and with bits everywhere."""
 
@@ -53,7 +55,7 @@ def _is_half(dtype: np.dtype[Any]) -> bool:
 
 def block(rank: int, dtype: np.dtype[Any], op: ReduceOp = ReduceOp.SUM) -> Array:
     """Return one period of the input of ``rank``."""
-    period = 11 if _is_half(dtype) else 251
+    period = 11 if _is_half(dtype) else _PERIOD
     i = np.arange(period)
     if op is AVG and _is_half(dtype):
         rank = 0
@@ -86,7 +88,22 @@ def _truth(number: Array, op: ReduceOp) -> Array:
 
 def fill(array: Array, rank: int, op: ReduceOp = ReduceOp.SUM, start: int = 0) -> None:
     """Write the input of ``rank`` into ``array``, whose first element has index ``start``."""
-    _tile(array, block(rank, array.dtype, op), start)
+    repeat(array, block(rank, array.dtype, op), start)
+
+
+def sent(source: int, target: int, ranks: int, dtype: np.dtype[Any]) -> Array:
+    """Return one period of what ``source`` has for ``target`` in an all-to-all of ``ranks``.
+
+    Another for each pair of up to 64 ranks: one sequence, begun at another place, and in other
+    steps for each 251 of them. What is only moved is exact in every type.
+    """
+    turn, shift = divmod(source * ranks + target, _PERIOD)
+    number = (np.arange(_PERIOD) * (7 + turn) + shift * 13) % _PERIOD
+    if dtype.kind == "b":
+        return (number % 2).astype(dtype)
+    if dtype.kind == "c":
+        return (number + 1j * ((number * 5 + shift) % _PERIOD)).astype(dtype)
+    return number.astype(dtype)
 
 
 def expected(ranks: int, dtype: np.dtype[Any], op: ReduceOp) -> Array:
@@ -111,12 +128,13 @@ def count_wrong(array: Array, period: Array, start: int = 0) -> int:
     for at in range(0, len(array), step):
         part = array[at : at + step]
         want = np.empty_like(part)
-        _tile(want, period, start + at)
+        repeat(want, period, start + at)
         wrong += int(np.count_nonzero(part != want))
     return wrong
 
 
-def _tile(array: Array, period: Array, start: int) -> None:
+def repeat(array: Array, period: Array, start: int = 0) -> None:
+    """Write ``period`` again and again into ``array``, whose first element has index ``start``."""
     turned = np.roll(period, -(start % len(period)))
     whole = len(array) // len(period) * len(period)
     array[:whole].reshape(-1, len(period))[:] = turned

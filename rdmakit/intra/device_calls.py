@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from rdmakit.datatypes import ReduceOp, check_reduction
+from rdmakit.errors import InvalidArgument
 from rdmakit.intra import device_kernels as kernels
 from rdmakit.intra.cuda_ipc import Shared
 from rdmakit.intra.device_kernels import Args, Variant, WindowLayout
@@ -109,12 +110,16 @@ def plan_call(
 
     Raises:
         UnsupportedError: the type is not reduced by the operation.
+        InvalidArgument: arrays of an all-to-all that are not equal blocks, or overlap.
     """
     rank, size = place.rank, place.size
     dtype = send.dtype.name
     if kind in _REDUCES:
         check_reduction(send.dtype, op)
     each = min(send.count, recv.count)
+    if kind is Kind.ALLTOALL:
+        _check_blocks(send, recv, size)
+        each //= size
     nbytes = each * send.dtype.itemsize
     layout = place.layout
     _, needed = zero_copy(kind, push=layout.push)
@@ -122,7 +127,8 @@ def plan_call(
         place.lookup(array.address, array.count * array.dtype.itemsize) if used else None
         for array, used in zip((send, recv), needed, strict=True)
     ]
-    whole = nbytes * (size if kind in (Kind.REDUCE_SCATTER, Kind.ALLGATHER) else 1)
+    in_blocks = (Kind.REDUCE_SCATTER, Kind.ALLGATHER, Kind.ALLTOALL)
+    whole = nbytes * (size if kind in in_blocks else 1)
     blocks = blocks_for(whole, place.blocks, push=layout.push)
     algorithm = algorithm_for(
         kind,
@@ -157,7 +163,7 @@ def plan_call(
         args.head, args.packs = cut.head, cut.packs
     else:
         tile = layout.oneshot(size) if algorithm == "oneshot" else layout.tile
-        if kind is Kind.REDUCE_SCATTER:
+        if kind in (Kind.REDUCE_SCATTER, Kind.ALLTOALL):
             tile = tile // size // 16 * 16
         piece, blocks = pieces(nbytes, blocks, tile)
         args.piece = piece // unit
@@ -173,4 +179,19 @@ def _touched(kind: Kind, rank: int, nbytes: int, sends: list[int], recvs: list[i
         return [*(address + block for address in sends), recvs[rank]]
     if kind is Kind.ALLGATHER:
         return [*(address + block for address in recvs), sends[rank]]
+    if kind is Kind.ALLTOALL:
+        blocks = [sends[rank] + peer * nbytes for peer in range(len(recvs))]
+        return [*(address + block for address in recvs), *blocks]
     return recvs
+
+
+def _check_blocks(send: DeviceArray, recv: DeviceArray, size: int) -> None:
+    """See that arrays of an all-to-all are equal blocks, apart from each other."""
+    if send.count != recv.count or send.count % size:
+        raise InvalidArgument(
+            f"all-to-all: sendbuf has {send.count} elements and recvbuf {recv.count}; expected "
+            f"equal counts, a multiple of {size} ranks"
+        )
+    nbytes = send.count * send.dtype.itemsize
+    if abs(send.address - recv.address) < nbytes:
+        raise InvalidArgument("all-to-all: sendbuf and recvbuf overlap; it cannot be in place")

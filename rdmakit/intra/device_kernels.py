@@ -84,7 +84,8 @@ _REDUCE = (
     "reduce_scatter_direct", "reduce_scatter_staged",
 )  # fmt: skip
 _MOVE = (
-    "allgather_direct", "allgather_staged", "broadcast_direct", "broadcast_staged", "barrier",
+    "allgather_direct", "allgather_staged", "broadcast_direct", "broadcast_staged",
+    "alltoall_direct", "alltoall_staged", "barrier",
 )  # fmt: skip
 _UNITS = {1: "uint8", 2: "uint16", 4: "uint32", 8: "uint64"}
 
@@ -214,7 +215,7 @@ def reduce_variant(
 
 
 def move_variant(unit: int, rank: int, ranks: int, layout: WindowLayout) -> Variant:
-    """Return the all-gather, broadcast and barrier kernels for elements of ``unit`` bytes."""
+    """Return the kernels that only move, and the barrier, for elements of ``unit`` bytes."""
     own = (("RDK_T", _UNITS[unit]),)
     files = (*_COMMON, "sync.cuh", "move.cu")
     return Variant(files, own + _node_macros(rank, ranks, layout), _MOVE)

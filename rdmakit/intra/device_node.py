@@ -247,6 +247,15 @@ class DeviceNode:
         """
         self.run(Kind.ALLGATHER, send, recv, SUM, 0, stream)
 
+    def alltoall(self, send: DeviceArray, recv: DeviceArray, stream: Any = 0) -> None:
+        """Put block p of ``send`` of rank r into block r of ``recv`` of rank p.
+
+        Collective, stream-ordered. Both have size blocks of equal count, one behind the other, and
+        share no memory. Zero-copy needs only ``recv`` registered. Raises as :meth:`allreduce`, and
+        InvalidArgument for arrays that are no such blocks.
+        """
+        self.run(Kind.ALLTOALL, send, recv, SUM, 0, stream)
+
     def broadcast(self, buf: DeviceArray, root: int = 0, stream: Any = 0) -> None:
         """Copy ``buf`` of rank ``root`` to all. Collective, stream-ordered. Raises as allreduce."""
         self.run(Kind.BROADCAST, buf, buf, SUM, root, stream)

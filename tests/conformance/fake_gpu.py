@@ -22,7 +22,7 @@ from rdmakit.intra.device_node import DeviceNode
 from rdmakit.layout import RankLayout
 from rdmakit.memory import MemoryBootstrap, MemoryChannel, MemoryWindow
 from rdmakit.plan.pieces import FLAGS
-from rdmakit.plan.shape import Kind
+from rdmakit.plan.shape import Form, Kind
 from rdmakit.protocols import Arrived
 from rdmakit.reduction import reducer
 
@@ -173,11 +173,13 @@ class Node:
         )
         self.size, self.crowd, self.door, self.registered = boot.size, crowd, door, 0
         self._entries, self._held = 0, list[Any]()
+        self.ran: list[Kind] = []
 
     def run(self, kind: Kind, send: Any, recv: Any, op: Any, root: int, stream: Any) -> None:
         self.door.drain()
-
-        self._comm._on_host(kind, _host(send), _host(recv), op, root)
+        self.ran.append(kind)
+        form = Form(send.count // self.size) if kind is Kind.ALLTOALL else None
+        self._comm._on_host(kind, _host(send), _host(recv), op, root, form=form)
 
     def register(self, address: int, nbytes: int, owner: object) -> object:
         sizes = {int(x) for x in self._comm.bootstrap.allgather(str(nbytes).encode())}

@@ -56,7 +56,8 @@ def test_ranks_that_share_a_gpu(mps: dict[str, str], tmp_path: Path) -> None:
     assert ways(rows, "intra", "p2p 0->1") == {
         "read": "cuda_ipc/same-GPU", "write": "cuda_ipc/same-GPU", "host-staged": "host-staged",
     }  # fmt: skip
-    assert ways(rows, "intra", "allreduce") == {"registered": "cuda_ipc", "staged": "cuda_ipc"}
+    for case in ("allreduce", "broadcast", "alltoall"):
+        assert ways(rows, "intra", case) == {"registered": "cuda_ipc", "staged": "cuda_ipc"}
     assert set(ways(rows, "allreduce", "allreduce")) == {
         "registered", "staged", "host-staged MPI", "pipelined MPI",
     }  # fmt: skip
@@ -87,7 +88,7 @@ def test_a_gpu_for_each_rank(gpu: None, tmp_path: Path) -> None:
     assert links["read"] in ("cuda_ipc/NVLink", "cuda_ipc/PCIe"), links
     assert "p2p both ways" in out
     reason = nccl.why_not()
-    for case in ("reduce_scatter", "allgather", "allreduce"):
+    for case in ("reduce_scatter", "allgather", "allreduce", "broadcast", "alltoall"):
         found = ways(rows, "intra", case)
         assert ("nccl" in found) == (not reason), found
     if reason:

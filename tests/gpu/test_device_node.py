@@ -50,9 +50,14 @@ def test_streams_and_graphs(mps: dict[str, str], n: int) -> None:
     run(mps, n, "chained", "producer", "graph", "stale=10000", program="streams.py")
 
 
+@pytest.mark.parametrize("n", [2, 3, 4, 8])
+def test_all_to_all_in_a_row_and_in_graphs(mps: dict[str, str], n: int) -> None:
+    run(mps, n, "exchanged=3000", "graph_of_blocks", program="streams.py")
+
+
 def test_sixteen_ranks(mps: dict[str, str]) -> None:
     """REPORTS 13: many workers on one GPU at once; 16 is the most that one node's kernels serve."""
-    run(mps, 16, "chained", "producer", program="streams.py")
+    run(mps, 16, "chained", "producer", "exchanged=300", program="streams.py")
 
 
 @pytest.mark.parametrize("n", [2, 4])

@@ -123,12 +123,22 @@ class _NcclGroup:
         self, kind: Kind, send: int, recv: int, count: int, dtype: Any, op: Any, stream: int
     ) -> None:
         n, rank = self.boot.size, self.boot.rank
-        sizes = {Kind.REDUCE_SCATTER: (count * n, count), Kind.ALLGATHER: (count, count * n)}
-        sent, got = sizes.get(kind, (count, count))
-        all_ = self.boot.share(array_at(send, sent, dtype).copy())
+        sizes = {
+            Kind.REDUCE_SCATTER: (count * n, count), Kind.ALLGATHER: (count, count * n),
+            Kind.ALLTOALL: (count * n, count * n),
+        }  # fmt: skip
+        given, got = sizes.get(kind, (count, count))
+        all_ = self.boot.share(array_at(send, given, dtype).copy())
         to = array_at(recv, got, dtype)
         if kind is Kind.ALLGATHER:
             to[:] = np.concatenate(all_)
+            return
+        if kind is Kind.ALLTOALL:
+            part = slice(rank * count, (rank + 1) * count)
+            to[:] = np.concatenate([sent[part] for sent in all_])
+            return
+        if kind is Kind.BROADCAST:
+            to[:] = all_[0]
             return
         ufunc = {"sum": np.add, "prod": np.multiply, "max": np.maximum, "min": np.minimum}
         total = ufunc[op.value].reduce(all_)

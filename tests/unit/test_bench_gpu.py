@@ -19,6 +19,7 @@ from rdmakit.bench.options import Options
 from rdmakit.bench.runner import run
 from rdmakit.bench.summary import summarize
 from rdmakit.bench.ucx_pair import parse_perftest
+from rdmakit.buffer import array_at
 from rdmakit.communicator import Communicator
 from rdmakit.config import Config
 from rdmakit.datatypes import SUM
@@ -26,11 +27,14 @@ from rdmakit.errors import SetupError
 from rdmakit.layout import RankLayout
 from rdmakit.memory import MemoryBootstrap, MemoryChannel, MemoryWindow, run_threads
 from rdmakit.plan.pieces import FLAGS
+from rdmakit.plan.shape import Kind
 from rdmakit.report.schema import Row
+from tests.unit import fake_bench
 from tests.unit.fake_bench import DirectChannel, Shared, UcxLike, make
 from tests.unit.test_bench_parts import GIVEN
 
 _mine = threading.local()
+KINDS = ("reduce_scatter", "allgather", "allreduce", "broadcast", "alltoall")
 
 
 @pytest.fixture(autouse=True)
@@ -116,7 +120,7 @@ def test_one_node_with_a_gpu_for_each_rank() -> None:
     assert made(rows, "intra", "p2p 0<->1") == {"both ways": {"cuda_ipc/NVLink"}}
     assert {r.nbytes for r in rows if r.case == "p2p 0->1"} == {8, 8192}
     own = {"registered": {"cuda_ipc"}, "staged": {"cuda_ipc"}}
-    for case in ("reduce_scatter", "allgather", "allreduce"):
+    for case in KINDS:
         assert made(rows, "intra", case) == {**own, "nccl": {"nccl"}}
     assert made(rows, "allreduce", "allreduce") == own
     assert made(rows, "intra", "ucx pair") == {"ucxx": {"memory/memory+host copies by UCX"}}
@@ -132,11 +136,10 @@ def test_one_node_with_a_gpu_for_each_rank() -> None:
 def test_ranks_share_a_gpu() -> None:
     rows = bench([4], ["GPU-a"] * 4, algorithms=("registered", "staged", "nccl"))
     text = "NCCL refuses two ranks on one GPU (ranks 0 and 1 on 0000:00:06.0 of "
-    kinds = ("reduce_scatter", "allgather", "allreduce")
-    assert set(skipped(rows)) == {("intra", kind, "nccl") for kind in kinds} | {
+    assert set(skipped(rows)) == {("intra", kind, "nccl") for kind in KINDS} | {
         ("inter", "pair latency", "")
     }
-    assert all(skipped(rows)["intra", kind, "nccl"].startswith(text) for kind in kinds)
+    assert all(skipped(rows)["intra", kind, "nccl"].startswith(text) for kind in KINDS)
     assert not [row for row in rows if row.case.startswith(("p2p", "ucx"))], "not asked for"
     rows = bench([3], ["GPU-a", "GPU-a", "GPU-b"], layers=("intra",))
     assert made(rows, "intra", "p2p 0->1")["read"] == {"cuda_ipc/same-GPU"}
@@ -189,9 +192,10 @@ def test_memory_that_cannot_be_mapped() -> None:
     assert made(rows, "intra", "p2p 0->1") == {"host-staged": {"host-staged"}}
     reasons = skipped(rows)
     assert "cannot be mapped" in reasons["intra", "p2p", "read"]
-    for kind in ("reduce_scatter", "allgather", "allreduce"):
+    for kind in KINDS:
         assert "cannot be mapped" in reasons["intra", kind, "registered"]
-    assert made(rows, "intra", "allreduce") == {"staged": {"host-staged"}}
+    for kind in KINDS:
+        assert made(rows, "intra", kind) == {"staged": {"host-staged"}}
     assert reasons["intra", "allgather", "nccl"] == "NCCL is not installed"
 
 
@@ -245,6 +249,31 @@ def test_half_precision_and_mpi_is_one_row_that_says_so(monkeypatch: pytest.Monk
 def test_a_large_row_needs_room_on_the_gpu() -> None:
     rows = bench([2], ["GPU-a"] * 2, layers=("memory",), begin="1G", end="1G")
     assert all("GB needed on the GPU of rank 0, 1.1 GB free" in row.skipped for row in rows)
+
+
+@pytest.mark.parametrize("case", ["broadcast", "alltoall"])
+def test_what_only_moves(monkeypatch: pytest.MonkeyPatch, case: str) -> None:
+    """Sizes and rates as nccl-tests count them; an element in the wrong place is found."""
+    gpus = ["GPU-a", "GPU-b", "GPU-c"]
+    rows = [r for r in bench([3], gpus, layers=("intra",)) if r.case == case and not r.skipped]
+    assert {r.algorithm for r in rows} == {"registered", "staged", "nccl"}
+    for row in rows:
+        assert row.nbytes == row.count * 4
+        assert row.count % 3 == 0 or case == "broadcast"
+        assert row.algbw_GBps is not None
+        factor = 2 / 3 if case == "alltoall" else 1.0
+        assert row.busbw_GBps == pytest.approx(row.algbw_GBps * factor, rel=1e-4)
+    run = fake_bench._NcclGroup.run
+
+    def swapped(self: Any, kind: Kind, send: int, recv: int, count: int, *more: Any) -> None:
+        run(self, kind, send, recv, count, *more)
+        if kind in (Kind.BROADCAST, Kind.ALLTOALL) and self.boot.rank == 2:
+            got = array_at(recv, count, np.dtype("float32"))
+            got[:2] = got[1::-1].copy()
+
+    monkeypatch.setattr(fake_bench._NcclGroup, "run", swapped)
+    with pytest.raises(AssertionError, match="wrong=2"):
+        bench([3], gpus, layers=("intra",), algorithms=("nccl",), begin="8K")
 
 
 def test_nccl_refuses_a_shared_gpu() -> None:

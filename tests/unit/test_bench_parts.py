@@ -18,7 +18,7 @@ from rdmakit.bench.options import Options
 from rdmakit.bench.statistics import bus_factor, rate, times_of
 from rdmakit.bench.summary import summarize
 from rdmakit.config import Config, format_size, parse_size
-from rdmakit.datatypes import AVG, HALVES, PROD, TABLE, ReduceOp, dtype_of
+from rdmakit.datatypes import AVG, HALVES, ITEMSIZES, PROD, TABLE, ReduceOp, dtype_of
 from rdmakit.errors import InvalidArgument, UnsupportedError
 from rdmakit.memory import run_threads
 from rdmakit.report.files import ResultFile
@@ -150,6 +150,27 @@ def test_expected_values_are_exact_and_a_wrong_one_is_found(name, op, ranks) -> 
     assert (part == np.resize(values.block(2, dtype, op), 877)[777:]).all()
 
 
+@pytest.mark.parametrize("name", ITEMSIZES)
+@pytest.mark.parametrize("ranks", [2, 8, 64])
+def test_blocks_of_an_all_to_all_differ_for_each_pair(name, ranks) -> None:
+    """Also where one is begun anywhere in another, as a block in the wrong place would be."""
+    dtype = dtype_of(name)
+    found = {}
+    for source in range(ranks):
+        for target in range(ranks):
+            block = values.sent(source, target, ranks, dtype)
+            assert block.dtype == dtype
+            assert found.setdefault(block.tobytes(), (source, target)) == (source, target)
+            if dtype.kind not in "bc":
+                assert len(np.unique(block)) == len(block), "elements differ from each other"
+    whole = np.resize(values.sent(1, 0, ranks, dtype), 1000)
+    assert values.count_wrong(whole, values.sent(1, 0, ranks, dtype)) == 0
+    assert values.count_wrong(whole, values.sent(0, 1, ranks, dtype)) > 250
+    part = np.empty(900, dtype)
+    values.repeat(part, whole[:251], start=5)
+    assert (part == whole[5:905]).all()
+
+
 def exact(rows: np.ndarray, op: ReduceOp) -> np.ndarray:
     """Reduce over axis 0 in a type that holds every sum."""
     if op in (ReduceOp.LAND, ReduceOp.LOR, ReduceOp.LXOR):
@@ -193,7 +214,8 @@ def test_statistics() -> None:
     assert (times.min, times.median, times.max) == (1.0, 2.0, 3.0)
     assert rate(1e6, 1000.0) == 1.0
     assert bus_factor("allreduce", 4) == 1.5
-    assert bus_factor("allgather", 4) == 0.75
+    assert bus_factor("allgather", 4) == bus_factor("alltoall", 4) == 0.75
+    assert bus_factor("broadcast", 4) == 1.0
     assert bus_factor("allreduce", 1) == 1.0
     assert bus_factor("pair one-way", 2) == 1.0
 

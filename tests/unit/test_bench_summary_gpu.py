@@ -57,6 +57,18 @@ def test_the_ways_are_told_apart() -> None:
     ) in lines
 
 
+def test_what_only_moves_has_lines_of_its_own() -> None:
+    rows = [
+        row("intra", case, way, 64 * M, us, transport="cuda_ipc", ranks=4)
+        for case, ours in (("alltoall", 100.0), ("broadcast", 200.0))
+        for way, us in (("registered", ours), ("nccl", 1.5 * ours))
+    ]
+    lines = text(rows)
+    assert "intra: all-to-all 64M registered in 100.0 us, 671.09 GB/s (busbw 503.32)" in lines
+    assert "intra: all-to-all time / that of registered: nccl 1.50 at 64M" in lines
+    assert "intra: broadcast 64M registered in 200.0 us, 335.54 GB/s (busbw 335.54)" in lines
+
+
 def test_links_in_one_line_each() -> None:
     def pair(name: str, way: str, gbps: float, size: int = 64 * M, via: str = "") -> Row:
         how = via or "cuda_ipc/NVLink"

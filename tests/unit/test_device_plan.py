@@ -12,7 +12,13 @@ from hypothesis import strategies as st
 
 from rdmakit.datatypes import AVG, MAX, PROD, SUM, TABLE, ReduceOp, dtype_of
 from rdmakit.drivers.cuda import DeviceFacts, PointerFacts
-from rdmakit.errors import CollectiveMismatch, PeerLost, TransferTimeout, UnsupportedError
+from rdmakit.errors import (
+    CollectiveMismatch,
+    InvalidArgument,
+    PeerLost,
+    TransferTimeout,
+    UnsupportedError,
+)
 from rdmakit.intra.cuda_ipc import Shared, describe_denial
 from rdmakit.intra.device_calls import Place, Registration, plan_call
 from rdmakit.intra.device_kernels import MAX_TEAMS, TEAMS, WindowLayout, Word, unit_of
@@ -147,6 +153,56 @@ def test_registered_memory_is_used_in_place() -> None:
     elsewhere = Array(entry.address + 2048, 1 << 24, dtype)
     moved = plan_call(place(0, 2, lambda a, n: entry), Kind.ALLREDUCE, elsewhere, array, SUM, 0)
     assert moved.args.signature != call.args.signature
+
+
+def test_all_to_all_agrees_by_its_blocks_and_its_output() -> None:
+    """Inputs may lie anywhere; outputs at one place of one registration, or at none."""
+    dtype, block = np.dtype("float32"), 100_003
+    bases = (0x10_0000_0000, 0x20_0000_0000, 0x30_0000_0000)
+    entries = [Registration(5, base, Shared(bases, 1 << 24, object())) for base in bases]
+    calls, staged = [], []
+    for rank, entry in enumerate(entries):
+        send = Array(0x7000_0000 + 4 * rank, 3 * block, dtype)
+        recv = Array(entry.address + 4, 3 * block, dtype)
+
+        def lookup(at: int, nbytes: int, entry: Registration = entry) -> Registration | None:
+            return entry if entry.address <= at and at + nbytes <= entry.end else None
+
+        calls.append(plan_call(place(rank, 3, lookup), Kind.ALLTOALL, send, recv, SUM, 0))
+        staged.append(plan_call(place(rank, 3), Kind.ALLTOALL, send, recv, SUM, 0))
+    for planned, name in ((calls, "alltoall_direct"), (staged, "alltoall_staged")):
+        assert {c.kernel for c in planned} == {name}
+        assert len({(c.args.signature, c.blocks, c.args.piece) for c in planned}) == 1
+        assert {(c.args.count, dict(c.variant.macros)["RDK_T"]) for c in planned} == {
+            (block, "uint32")
+        }
+    for rank, call in enumerate(calls):
+        assert list(call.args.recv[:3]) == [base + 4 for base in bases]
+        assert list(call.args.send[:3]) == [
+            0x7000_0000 + 4 * r if r == rank else 0 for r in range(3)
+        ]
+        assert call.args.packs == 0, "odd blocks are aligned differently"
+    even = [Array(base, 3 << 20, dtype) for base in (0x7000_0000, bases[0])]
+    call = plan_call(place(0, 3, lambda *_: entries[0]), Kind.ALLTOALL, *even, SUM, 0)
+    assert (call.args.head, call.args.packs * 16) == (0, 4 << 20)
+    small = [Array(base, 30, dtype) for base in (0x7000_0000, bases[0])]
+    call = plan_call(place(0, 3, lambda *_: entries[0]), Kind.ALLTOALL, *small, SUM, 0)
+    assert call.kernel == "alltoall_staged"
+
+
+def test_all_to_all_of_other_arrays_is_refused() -> None:
+    dtype = np.dtype("int16")
+    for send, recv, text in (
+        (Array(0x1000, 10, dtype), Array(0x2000, 10, dtype), "a multiple of 3 ranks"),
+        (Array(0x1000, 12, dtype), Array(0x2000, 9, dtype), "12 elements and recvbuf 9"),
+        (Array(0x1000, 12, dtype), Array(0x1000, 12, dtype), "overlap"),
+        (Array(0x1016, 12, dtype), Array(0x1000, 12, dtype), "overlap"),
+    ):
+        with pytest.raises(InvalidArgument, match=text):
+            plan_call(place(0, 3), Kind.ALLTOALL, send, recv, SUM, 0)
+    plan_call(
+        place(0, 3), Kind.ALLTOALL, Array(0x1018, 12, dtype), Array(0x1000, 12, dtype), SUM, 0
+    )
 
 
 def test_pairs_that_are_not_reduced_are_named() -> None:

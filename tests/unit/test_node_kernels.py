@@ -22,7 +22,7 @@ from rdmakit.datatypes import SUM
 from rdmakit.intra import device_calls
 from rdmakit.intra.cuda_ipc import Shared
 from rdmakit.intra.device_calls import Place, Registration, plan_call
-from rdmakit.intra.device_kernels import Args, WindowLayout, reduce_variant
+from rdmakit.intra.device_kernels import Args, Variant, WindowLayout, reduce_variant
 from rdmakit.intra.device_plan import zero_copy
 from rdmakit.plan.shape import Kind
 from tests.unit.test_kernel_numbers import BASE
@@ -124,33 +124,36 @@ class Built:
     layout: WindowLayout
 
 
-def build(where: Path, ranks: int, dtype: str, push: bool) -> Built:
-    """Compile them, every rank's in a namespace of its own."""
+def build(
+    where: Path, ranks: int, dtype: str, push: bool,
+    make: Callable[[WindowLayout], Variant] | None = None, kernels: tuple[str, ...] = KERNELS,
+) -> Built:  # fmt: skip
+    """Compile them, or those of another variant; every rank's in a namespace of its own."""
     compiler = shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
     if compiler is None:
         pytest.skip("no C++ compiler (c++, g++, clang++)")
     layout = replace(WindowLayout(BLOCKS * TEAMS, 256, push))
     files = resources.files("rdmakit.intra") / "kernels"
-    variant = reduce_variant(dtype, SUM, 0, ranks, layout)
+    variant = make(layout) if make else reduce_variant(dtype, SUM, 0, ranks, layout)
     macros = dict(variant.macros) | {"RDK_THREADS": THREADS, "RDK_TEAMS": TEAMS}
     del macros["RDK_RANK"]
-    numbers, common, reduce = (
-        (files / name).read_text() for name in ("numbers.cuh", "common.cuh", "reduce.cu")
+    numbers, common, source = (
+        (files / name).read_text() for name in ("numbers.cuh", "common.cuh", variant.files[-1])
     )
     parts = [BASE, ACCESS, numbers]
     for rank in range(ranks):
         parts += [
             f"namespace rank{rank} {{\n#undef RDK_RANK\n#define RDK_RANK {rank}\n",
-            "static const u32 RANK = RDK_RANK;\n", common, reduce, "}\n",
+            "static const u32 RANK = RDK_RANK;\n", common, source, "}\n",
         ]  # fmt: skip
     rows = (
         "{" + ", ".join(f"rank{rank}::{kernel}" for rank in range(ranks)) + "}"
-        for kernel in KERNELS
+        for kernel in kernels
     )
     parts.append(LAUNCH.replace("TABLE", ", ".join(rows)))
     (where / "kernels.cpp").write_text("\n".join(parts))
     options = [f"-D{name}={value}" for name, value in macros.items()]
-    options += [f"-DRDK_{kernel}" for kernel in KERNELS]
+    options += [f"-DRDK_{kernel}" for kernel in kernels]
     options += ["-std=c++17", "-O1", "-ffp-contract=off", "-w", "-fPIC", "-shared", "-pthread"]
     out = where / "kernels.so"
     command = [compiler, *options, "-o", str(out), str(where / "kernels.cpp")]

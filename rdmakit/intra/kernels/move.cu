@@ -1,5 +1,5 @@
-// All-gather, broadcast and barrier of the ranks of one node. RDK_T is an unsigned integer of the
-// largest size that divides all addresses and lengths; its value does not matter.
+// All-gather, broadcast, all-to-all and barrier of the ranks of one node. RDK_T is an unsigned
+// integer of the largest size that divides all addresses and lengths; its value does not matter.
 
 typedef Sync<RDK_TEAMS> Teams;
 
@@ -46,6 +46,57 @@ KERNEL allgather_direct(const __grid_constant__ Args a) {
   spread<Pack>(src + a.head * SIZE, a.recv, at + a.head * SIZE, 0, a.packs, skip);
   spread<One>(src, a.recv, at, 0, a.head, skip);
   spread<One>(src, a.recv, at, tail, a.count, skip);
+  if (s.meet(1)) s.done();
+}
+#endif
+
+// Move units [first, last) of PEERS ranks' blocks, from the next rank's on; of all RANKS the own is
+// last. Rank p's block goes from `from(p)` to `to(p)`. Some PACKS units are under way together in
+// a thread. LOAD, STORE: whether the memory is touched once.
+template <class P, u32 PEERS, u32 PACKS, bool LOAD, bool STORE, class From, class To>
+static __device__ __forceinline__ void exchange(
+    const From& from, const To& to, u64 offset, u64 first, u64 last, u64 step) {
+  const u32 U = PEERS < PACKS ? PACKS / PEERS : 1;
+  const u64 unit = P::N * SIZE;
+  for (u64 i = first; i < last; i += U * step) {
+    P v[U][PEERS];
+#pragma unroll
+    for (u32 u = 0; u < U; ++u) {
+      if (i + u * step >= last) continue;
+      const u64 at = offset + (i + u * step) * unit;
+#pragma unroll
+      for (u32 k = 0; k < PEERS; ++k) {
+        if (LOAD) v[u][k].load_once(from((RANK + 1 + k) % RANKS) + at);
+        else v[u][k].load(from((RANK + 1 + k) % RANKS) + at);
+      }
+    }
+#pragma unroll
+    for (u32 u = 0; u < U; ++u) {
+      if (i + u * step >= last) continue;
+      const u64 at = offset + (i + u * step) * unit;
+#pragma unroll
+      for (u32 k = 0; k < PEERS; ++k) {
+        if (STORE) v[u][k].store_once(to((RANK + 1 + k) % RANKS) + at);
+        else v[u][k].store(to((RANK + 1 + k) % RANKS) + at);
+      }
+    }
+  }
+}
+
+// Block p of the input goes to block RANK of rank p's output. Outputs are registered; the input may
+// be any memory, apart from the output. count: elements of one block.
+#ifdef RDK_alltoall_direct
+KERNEL alltoall_direct(const __grid_constant__ Args a) {
+  Sync<1> s(a);
+  if (!s.meet(0)) return;
+  const u64 block = a.count * SIZE;
+  const auto from = [&](u32 p) { return a.send[RANK] + p * block; };
+  const auto to = [&](u32 p) { return a.recv[p] + RANK * block; };
+  const u64 start = (u64)blockIdx.x * THREADS + threadIdx.x, step = (u64)gridDim.x * THREADS;
+  const u64 tail = a.head + a.packs * LANES;
+  exchange<Pack, RANKS, 8, true, true>(from, to, a.head * SIZE, start, a.packs, step);
+  exchange<One, RANKS, 8, true, true>(from, to, 0, start, a.head, step);
+  exchange<One, RANKS, 8, true, true>(from, to, 0, tail + start, a.count, step);
   if (s.meet(1)) s.done();
 }
 #endif
@@ -102,6 +153,36 @@ KERNEL broadcast_staged(const __grid_constant__ Args a) {
     if (RANK == a.root) copy<true, Teams::SIZE>(a.window[RANK] + tile, a.send[RANK] + first * SIZE, n, s.tid);
     if (!s.meet(0)) return;
     if (RANK != a.root) copy<false, Teams::SIZE>(a.recv[RANK] + first * SIZE, a.window[a.root] + tile, n, s.tid);
+  }
+  s.done();
+}
+#endif
+
+// A tile has a slot for each rank. A rank stores the peers' pieces into their windows, since stores
+// over NVLink are faster than loads, and copies out of its own after the meeting. The two regions
+// serve here as well: a rank reads what was put into its window before it posts the next meeting,
+// and the region is written again after that one. The own block passes no window.
+// count: elements of one block.
+#ifdef RDK_alltoall_staged
+KERNEL alltoall_staged(const __grid_constant__ Args a) {
+  Teams s(a);
+  const u32 size = a.piece;  // of one slot
+  const u64 block = a.count * SIZE, slot = size * SIZE;
+  // A piece is whole packs where a block is, so that no elements are left over.
+  const bool in = aligned(a.send[RANK] | block), both = in && aligned(a.recv[RANK]);
+  for (u64 first = (u64)s.team * size; first < a.count; first += (u64)s.teams() * size) {
+    const u64 n = least(size, a.count - first), at = first * SIZE, tile = s.tile();
+    const auto mine = [&](u32 p) { return a.send[RANK] + p * block + at; };
+    const auto there = [&](u32 p) { return a.window[p] + tile + RANK * slot; };
+    if (in) exchange<Pack, RANKS - 1, 4, true, false>(mine, there, 0, s.tid, n / LANES, Teams::SIZE);
+    else exchange<One, RANKS - 1, 4, true, false>(mine, there, 0, s.tid, n, Teams::SIZE);
+    if (!s.meet(0)) return;
+    const auto here = [&](u32 p) {
+      return p == RANK ? a.send[RANK] + p * block + at : a.window[RANK] + tile + p * slot;
+    };
+    const auto to = [&](u32 p) { return a.recv[RANK] + p * block + at; };
+    if (both) exchange<Pack, RANKS, 4, false, true>(here, to, 0, s.tid, n / LANES, Teams::SIZE);
+    else exchange<One, RANKS, 4, false, true>(here, to, 0, s.tid, n, Teams::SIZE);
   }
   s.done();
 }

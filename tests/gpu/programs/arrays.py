@@ -54,6 +54,10 @@ def types(which: str = "all") -> None:
             gathered = put(np.zeros(n * count, kind))
             group.Allgather(put(each[rank]), gathered)
             same(get(gathered), np.concatenate(each), ("allgather", dtype))
+            rows = [values(r, n * count, dtype, SUM).astype(kind) for r in range(n)]
+            group.Alltoall(put(rows[rank]), gathered)
+            part = slice(rank * count, (rank + 1) * count)
+            same(get(gathered), np.concatenate([row[part] for row in rows]), ("alltoall", dtype))
             x = put(each[rank])
             group.Bcast(x, n - 1)
             same(get(x), each[-1], ("broadcast", dtype))
@@ -124,6 +128,15 @@ def strided(rounds: str = "2") -> None:
     part = cupy.zeros((20, 50), "float32").T[::-1]
     COMM.Reduce_scatter_block(blocks, part)
     same(get(part), SIZE * (each + RANK), "reduce-scatter")
+    wide[:] = 5
+    blocks[:] = cupy.arange(SIZE).reshape(SIZE, 1, 1) * 1000 + own
+    COMM.Alltoall(blocks, into := cupy.full((SIZE, 50, 20), -1, "float32"))
+    want = np.stack([each + r + RANK * 1000 for r in range(SIZE)])
+    same(get(into), want, "alltoall out of gaps")
+    wide[:] = 5
+    COMM.Alltoall(into, blocks)
+    same(get(blocks), np.stack([each + RANK + r * 1000 for r in range(SIZE)]), "and back")
+    assert bool((wide[:, :, 1::2] == 5).all())
     x = cupy.zeros((50, 2 * SIZE), "float32")[:, RANK::SIZE]
     x[:] = RANK + cupy.arange(100).reshape(50, 2)
     COMM.Bcast(x, SIZE - 1)
@@ -162,6 +175,7 @@ def edges() -> None:
         COMM.Bcast(x)
         COMM.Allgather(x, cupy.zeros((SIZE, *shape), "float32"))
         COMM.Reduce_scatter_block(cupy.zeros((SIZE, *shape), "float32"), x)
+        COMM.Alltoall(*(cupy.zeros((SIZE, *shape), "float32") for _ in range(2)))
     COMM.Allreduce(x := cupy.array(3.0 + RANK), y := cupy.zeros((), "float64"))
     same(get(y), 3 * SIZE + sum(range(SIZE)), "0-d")
     half = cupy.empty((0,), complex).real

@@ -34,12 +34,15 @@ def replays(count: str = "1000") -> None:
     """Captured once; replayed with changed inputs, mixed with eager calls of the same kinds.
 
     Registered arrays in place (direct), small ones (one-shot), any array (staged), and the other
-    collectives, all in one graph.
+    collectives, all in one graph: all-to-all from any array into a registered one, and back.
     """
     stream = cupy.cuda.Stream(non_blocking=True)
     large, small = 700_001, 1001
     x, y = COMM.empty(large, "float32"), COMM.empty(large, "float32")
+    block = large // SIZE - 3
+    there = COMM.empty(SIZE * block, "float32")
     with stream:
+        given, back = (cupy.zeros(SIZE * block, "float32") for _ in range(2))
         z, top = cupy.zeros(large, "float32"), cupy.zeros(small, "float32")
         wide, part = cupy.zeros(SIZE * small, "float32"), cupy.zeros(small, "float32")
 
@@ -50,6 +53,8 @@ def replays(count: str = "1000") -> None:
             COMM.Bcast(top, SIZE - 1)
             COMM.Allgather(x[:small], wide)
             COMM.Reduce_scatter_block(wide, part)
+            COMM.Alltoall(given, there)
+            COMM.Alltoall(there, back)
 
         calls()  # compiles
         COMM.synchronize(stream)
@@ -57,11 +62,17 @@ def replays(count: str = "1000") -> None:
             calls()
         bad = cupy.zeros(1, cupy.int64)
         ranks = cupy.repeat(cupy.arange(SIZE, dtype="float32"), small)
+        other, at = (cupy.arange(SIZE * block) // block, cupy.arange(SIZE * block) % block % 997)
+        sent = ((RANK * SIZE + other) * 1000 + at).astype("float32")
+        came = ((other * SIZE + RANK) * 1000 + at).astype("float32")
         for turn in range(int(count)):
             eager = turn % 10 == 0
             x.fill(turn + RANK)
             y.fill(-1)
             z.fill(-2)
+            cupy.add(sent, turn, out=given)
+            there.fill(-1)
+            back.fill(-1)
             if eager:
                 calls()
             else:
@@ -69,6 +80,7 @@ def replays(count: str = "1000") -> None:
             total = SIZE * turn + SIZE * (SIZE - 1) // 2
             bad += (y != total).sum() + (z != SIZE * total).sum() + (top != SIZE * total).sum()
             bad += (wide != turn + ranks).sum() + (part != SIZE * (turn + RANK)).sum()
+            bad += (there != came + turn).sum() + (back != given).sum()
         COMM.synchronize(stream)
         assert not int(bad[0]), int(bad[0])
 

@@ -39,7 +39,9 @@ from tests.gpu.programs.common import (
 
 DTYPES = ("float16", "bfloat16", "float32", "float64", "int8", "uint8", "int32", "int64")
 """Types here; all of them with all operations are in types.py."""
-KINDS = (Kind.ALLREDUCE, Kind.REDUCE_SCATTER, Kind.ALLGATHER, Kind.BROADCAST)
+SIZES = ("int8", "float16", "float32", "float64", "complex128")
+"""One of each size, for what only moves elements."""
+KINDS = (Kind.ALLREDUCE, Kind.REDUCE_SCATTER, Kind.ALLGATHER, Kind.BROADCAST, Kind.ALLTOALL)
 
 
 def call(
@@ -51,18 +53,22 @@ def call(
         node.reduce_scatter(send, recv, op, s)
     elif kind is Kind.ALLGATHER:
         node.allgather(send, recv, s)
+    elif kind is Kind.ALLTOALL:
+        node.alltoall(send, recv, s)
     else:
         node.broadcast(recv, root, s)
 
 
 def expected(kind: Kind, count: int, dtype: str, op: ReduceOp, root: int, seed: int) -> Any:
-    total = count * SIZE if kind is Kind.REDUCE_SCATTER else count
+    total = count * SIZE if kind in (Kind.REDUCE_SCATTER, Kind.ALLTOALL) else count
     inputs = [values(r, total, dtype, op, seed=seed) for r in range(SIZE)]
+    part = slice(RANK * count, (RANK + 1) * count)
     if kind is Kind.ALLREDUCE:
         return reduced(inputs, op)
     if kind is Kind.REDUCE_SCATTER:
-        part = slice(RANK * count, (RANK + 1) * count)
         return reduced([x[part] for x in inputs], op)
+    if kind is Kind.ALLTOALL:
+        return np.concatenate([x[part] for x in inputs])
     return np.concatenate(inputs) if kind is Kind.ALLGATHER else inputs[root]
 
 
@@ -72,8 +78,8 @@ def one(
 ) -> None:  # fmt: skip
     """One collective on fresh arrays, bit by bit."""
     seed = count * 31 + len(dtype)
-    outer = count * (SIZE if kind is Kind.REDUCE_SCATTER else 1)
-    wide = count * (SIZE if kind is Kind.ALLGATHER else 1)
+    outer = count * (SIZE if kind in (Kind.REDUCE_SCATTER, Kind.ALLTOALL) else 1)
+    wide = count * (SIZE if kind in (Kind.ALLGATHER, Kind.ALLTOALL) else 1)
     mine = values(RANK, outer, dtype, op, seed=seed)
     owned = []
     if kind is Kind.BROADCAST:
@@ -100,7 +106,8 @@ def one(
         owned = [send, recv]
     entries = []
     if algorithm == "direct":
-        entries = [node.register(a.address, a.nbytes, a) for a in owned]
+        outputs = owned[-1:] if kind is Kind.ALLTOALL else owned  # its input may be anywhere
+        entries = [node.register(a.address, a.nbytes, a) for a in outputs]
     stream = cupy.cuda.Stream(non_blocking=True)
     with forced(algorithm):
         call(node, kind, send, recv, op, root, stream)
@@ -135,6 +142,8 @@ def conformance(which: str = "some") -> None:
         pairs: list[tuple[str, ReduceOp]]
         if which == "few":
             pairs = [("float32", SUM)]
+        elif kind is Kind.ALLTOALL:
+            pairs = [(dtype, SUM) for dtype in SIZES]
         elif not reduces:
             pairs = [("float32", SUM), ("int8", SUM)]
         elif which == "all":
@@ -158,9 +167,9 @@ def conformance(which: str = "some") -> None:
                 for count, offsets, in_place in settings:
                     if algorithm == "oneshot" and count * 8 > node.layout.teams * 4096:
                         continue
-                    root = cases % SIZE
+                    root, possible = cases % SIZE, kind is not Kind.ALLTOALL
                     one(node, kind, algorithm, count, dtype, op, offsets,
-                        in_place=in_place, root=root)  # fmt: skip
+                        in_place=in_place and possible, root=root)  # fmt: skip
                     cases += 1
     node.close()
     if RANK == 0:

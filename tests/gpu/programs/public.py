@@ -22,6 +22,7 @@ from rdmakit import (
     ReduceOp,
     SetupError,
     TransferTimeout,
+    UnsupportedError,
 )
 
 COMM = Communicator()
@@ -66,7 +67,33 @@ def group_values(comm: Any, counts: tuple[int, ...], dtypes: tuple[str, ...]) ->
             part = cupy.zeros(count, dtype)
             comm.Reduce_scatter_block(cupy.tile(x, n), part)
             assert (cupy.asnumpy(part) == total).all(), what
+            exchanged(comm, count, dtype)
     COMM.Barrier()
+
+
+def exchanged(comm: Any, count: int, dtype: str) -> None:
+    """All-to-all: any arrays, views that are not aligned, in place, bound, and not blocking."""
+    n, rank = comm.size, comm.rank
+    index = np.arange(count) * 7
+    blocks = [[((index + s + 8 * d) % 113).astype(dtype) for d in range(n)] for s in range(n)]
+    mine, want = np.concatenate(blocks[rank]), np.concatenate([row[rank] for row in blocks])
+    for shift in (0, 1):
+        x, y = cupy.zeros(n * count + shift, dtype)[shift:], cupy.zeros(n * count + 2, dtype)[1:-1]
+        x[:] = cupy.asarray(mine)
+        for name, call in (
+            ("Alltoall", lambda x=x, y=y: comm.Alltoall(x, y)),
+            ("Ialltoall", lambda x=x, y=y: comm.Ialltoall(x, y).Wait()),
+            ("bound", lambda x=x, y=y: comm.bind(Kind.ALLTOALL, x, y)()),
+        ):
+            y[:] = 99
+            if name == "Ialltoall" and comm._on_device.way == "host":
+                with pytest.raises(UnsupportedError, match="call the blocking form"):
+                    call()
+                continue
+            assert (cupy.asnumpy(y) == want).all(), (comm.label, name, count, dtype, shift)
+            assert (cupy.asnumpy(x) == mine).all(), (comm.label, name, "the input was changed")
+    comm.Alltoall(rdmakit.IN_PLACE, x)
+    assert (cupy.asnumpy(x) == want).all(), (comm.label, "in place", count, dtype)
 
 
 def values(which: str = "all") -> None:
@@ -112,6 +139,7 @@ def memory() -> None:
     assert (cupy.asnumpy(y) == SIZE * (SIZE + 1) / 2).all()
     mine = cupy.cuda.Memory(4_000_000)  # a plain allocation, not the pool
     array = cupy.ndarray(1_000_000, "float32", cupy.cuda.MemoryPointer(mine, 0))
+    _registered_blocks()
     array[:] = 2
     entry = COMM.register(array)
     COMM.Allreduce(array, array)
@@ -127,6 +155,18 @@ def memory() -> None:
     COMM.Allreduce(pooled, pooled)
     assert (cupy.asnumpy(pooled) == SIZE).all()
     del x, y
+
+
+def _registered_blocks() -> None:
+    """All-to-all from and into memory of ours; large and small, even and odd blocks."""
+    for count in (500_000, 100_003, 7, 0):
+        x, y = COMM.empty(SIZE * count, "float32"), COMM.empty(SIZE * count, "float32")
+        index = cupy.arange(SIZE * count)
+        other, at = index // max(count, 1), index % max(count, 1) % 997
+        x[:] = (RANK * SIZE + other) * 1000 + at
+        y[:] = -1
+        COMM.Alltoall(x, y)
+        assert bool((y == (other * SIZE + RANK) * 1000 + at).all()), count
 
 
 def streams() -> None:

@@ -110,6 +110,122 @@ def stale(rounds: str = "10000") -> None:
     node.close()
 
 
+def _view(array: Array) -> Any:
+    memory = cupy.cuda.UnownedMemory(array.address, array.nbytes, array)
+    return cupy.ndarray(array.count, array.dtype, cupy.cuda.MemoryPointer(memory, 0))
+
+
+_BLOCKS = cupy.RawModule(
+    code=r"""
+__device__ int element(int base, int source, int target, int size, long long at) {
+  return base + (source * size + target) * 100003 + (int)at;
+}
+extern "C" __global__ void put(int* x, long long n, int base, int rank, int size) {
+  const long long block = n / size;
+  for (long long i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += gridDim.x * blockDim.x)
+    x[i] = element(base, rank, (int)(i / block), size, i % block);
+}
+extern "C" __global__ void check(const int* y, long long n, int base, int rank, int size,
+                                 unsigned long long* bad) {
+  const long long block = n / size;
+  for (long long i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += gridDim.x * blockDim.x)
+    if (y[i] != element(base, (int)(i / block), rank, size, i % block)) atomicAdd(bad, 1ull);
+}
+"""
+)
+"""An all-to-all's input, another number for each element of each pair of ranks; and its output."""
+
+
+def _put(array: Array, base: int) -> None:
+    args = (np.uint64(array.address), np.int64(array.count), *map(np.int32, (base, RANK, SIZE)))
+    _BLOCKS.get_function("put")((64,), (256,), args)
+
+
+def _check(array: Array, base: int, bad: Any) -> None:
+    args = (np.uint64(array.address), np.int64(array.count), *map(np.int32, (base, RANK, SIZE)))
+    _BLOCKS.get_function("check")((64,), (256,), (*args, bad))
+
+
+def exchanged(rounds: str = "3000") -> None:
+    """All-to-all, as stale: poisoned, filled and moved at once; large and small blocks in turn.
+
+    Even and odd blocks, outputs registered and not, and an all-reduce through the same windows
+    between them; the host never waits, so that ranks run ahead of each other.
+    """
+    node = make_node()
+    stream = cupy.cuda.Stream(non_blocking=True)
+    bad = cupy.zeros(1, cupy.int64)
+    calls, entries = [], []
+    for block, register in (
+        (70_004, True), (70_001, True), (70_004, False), (33_333, False), (1024, False), (1, False),
+    ):  # fmt: skip
+        x, y = Array(block * SIZE, "int32"), Array(block * SIZE, "int32")
+        if register:
+            entries.append(node.register(y.address, y.nbytes, y))
+        calls.append((register, x, y, _view(x), _view(y)))
+    z = Array(1001, "int32")
+    vz = _view(z)
+    cupy.cuda.Device().synchronize()
+    with stream:
+        for turn in range(int(rounds)):
+            base = turn % 997
+            register, x, y, vx, vy = calls[turn % len(calls)]
+            vy.fill(-1)
+            _put(x, base)
+            with forced("direct" if register else "staged"):
+                node.alltoall(x, y, stream)
+            vx.fill(-7)
+            _check(y, base, bad)
+            if turn % 3 == 0:
+                vz.fill(base - RANK)
+                node.allreduce(z, z, SUM, stream)
+                bad += (vz != SIZE * base - SIZE * (SIZE - 1) // 2).sum()
+    node.wait(stream)
+    assert not int(bad[0]), int(bad[0])
+    for entry in entries:
+        node.unregister(entry)
+    node.close()
+
+
+def graph_of_blocks(replays: str = "1000") -> None:
+    """All-to-all captured, direct and staged, replayed with other inputs and mixed with calls."""
+    node = make_node()
+    block = 40_003
+    x, y, z = (Array(block * SIZE, "int32") for _ in range(3))
+    entry = node.register(y.address, y.nbytes, y)
+    vx, vy, vz = map(_view, (x, y, z))
+    stream = cupy.cuda.Stream(non_blocking=True)
+    bad = cupy.zeros(1, cupy.int64)
+    cupy.cuda.Device().synchronize()
+
+    def calls() -> None:
+        with forced("direct"):
+            node.alltoall(x, y, stream)
+        with forced("staged"):
+            node.alltoall(y, z, stream)  # back: each block goes where it came from
+
+    with stream:
+        calls()
+        node.wait(stream)
+        stream.begin_capture()
+        calls()
+        captured = stream.end_capture()
+        for turn in range(int(replays)):
+            vy.fill(-1)
+            vz.fill(-1)
+            _put(x, turn)
+            if turn % 10:
+                captured.launch(stream)
+            else:
+                calls()
+            _check(y, turn, bad)
+            bad += (vz != vx).sum()
+    node.wait(stream)
+    assert not int(bad[0]), int(bad[0])
+    node.unregister(entry)
+    node.close()
+
+
 def graph(replays: str = "1000") -> None:
     """Captured once, replayed with changed inputs, mixed with eager calls."""
     node = make_node()
@@ -154,4 +270,5 @@ def graph(replays: str = "1000") -> None:
 
 
 if __name__ == "__main__":
-    main({"chained": chained, "producer": producer, "stale": stale, "graph": graph})
+    modes = (chained, producer, stale, exchanged, graph, graph_of_blocks)
+    main({mode.__name__: mode for mode in modes})
