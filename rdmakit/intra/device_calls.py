@@ -166,6 +166,8 @@ def plan_call(
         if kind in (Kind.REDUCE_SCATTER, Kind.ALLTOALL):
             tile = tile // size // 16 * 16
         piece, blocks = pieces(nbytes, blocks, tile)
+        if algorithm == "oneshot":
+            assert piece * blocks * kernels.TEAMS >= nbytes, "algorithm_for keeps to the room"
         args.piece = piece // unit
     return Prepared(variant, f"{kind.value}_{algorithm}", blocks, args, text)
 

@@ -221,6 +221,9 @@ class Node:
     def close(self) -> None:
         self.door.drain()
         self._comm.close()
+        for entry in self._held:  # as the real one: after all have unmapped it
+            if isinstance(entry.owner, _Memory):
+                entry.owner.close()
 
 
 def _host(buffer: Any) -> Buffer:

@@ -20,8 +20,10 @@ from rdmakit.errors import (
     TransferTimeout,
 )
 from rdmakit.intra import cuda_ipc
+from rdmakit.intra.device_kernels import TEAMS
 from rdmakit.intra.device_local import combine, pack, strided_args, unpack
 from rdmakit.intra.device_node import DeviceNode
+from rdmakit.intra.device_plan import blocks_for
 from rdmakit.plan.shape import Kind
 from tests.gpu.programs.common import (
     BOOT,
@@ -136,6 +138,8 @@ def conformance(which: str = "some") -> None:
     push = True if which == "push" else None
     node = make_node(tile=4096, timeout=100.0 if which == "few" else 20.0, push=push)  # many tiles
     big = 8 * node.grid.blocks * 4096 // 8 + 5 if which == "all" else 30_011
+    room = blocks_for(0, node.grid.blocks, push=node.layout.push) * TEAMS
+    room *= node.layout.oneshot(max(2, SIZE))
     cases = 0
     for kind in KINDS:
         reduces = kind in (Kind.ALLREDUCE, Kind.REDUCE_SCATTER)
@@ -165,7 +169,7 @@ def conformance(which: str = "some") -> None:
                 elif dtype == "float32" and op is SUM:
                     settings += [(big, (2, 2), False), (big, (1, 2), False), (16, (0, 0), True)]
                 for count, offsets, in_place in settings:
-                    if algorithm == "oneshot" and count * 8 > node.layout.teams * 4096:
+                    if algorithm == "oneshot" and count * 8 > room:
                         continue
                     root, possible = cases % SIZE, kind is not Kind.ALLTOALL
                     one(node, kind, algorithm, count, dtype, op, offsets,
