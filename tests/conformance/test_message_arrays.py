@@ -18,10 +18,11 @@ from rdmakit import (
     MessageTruncated,
     TransferTimeout,
     UnsupportedError,
-    device_mail,
+    device_stock,
 )
 from rdmakit.device_mail import DeviceMail
-from rdmakit.request import ANY_SOURCE, ANY_TAG, Request, Status
+from rdmakit.request import Request
+from rdmakit.status import ANY_SOURCE, ANY_TAG, Status
 from tests.conformance.fake_gpu import Array
 from tests.conformance.messages import CASES, raises, ring, values
 from tests.conformance.ranks import with_comm
@@ -381,7 +382,7 @@ def test_memory_is_used_again_and_kept_after_an_error() -> None:
             assert receive.done
             del array, big
             gc.collect()
-            assert any(each[0] is mail for each in device_mail._QUARANTINE)  # type: ignore[index]
+            assert any(each[0] is mail for each in device_stock._QUARANTINE)  # type: ignore[index]
         else:
             end = time.monotonic() + 0.3
             while time.monotonic() < end:
