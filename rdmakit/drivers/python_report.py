@@ -62,7 +62,7 @@ def ask_python(run: Runner) -> PythonReport:
 
 def read_python() -> PythonReport:
     """Return the report of this process; imports CuPy where it is installed."""
-    packages: dict[str, str] = msgspec.field(default_factory=dict)
+    packages: dict[str, str] = {}
     for found in metadata.distributions():
         name = re.sub(r"[-_.]+", "-", str(found.metadata["Name"] or "")).lower()
         if _NAMES.fullmatch(name):

@@ -12,10 +12,10 @@ import sys
 from collections.abc import Mapping
 
 from rdmakit.drivers.host import Runner, run
+from rdmakit.drivers.mpi_library import family_of, find_mpi_library, mpirun_beside
 from rdmakit.drivers.report_child import ChildReport, ask_child, print_report, settings_given
 from rdmakit.drivers.ucx_probe import probe
 from rdmakit.errors import RdmaKitError
-from rdmakit.process.mpi_library import family_of, find_mpi_library, mpirun_beside
 
 __all__ = ["MpiReport", "ask_mpi", "read_mpi"]
 
