@@ -153,6 +153,15 @@ class Options:
             size *= self.factor
         return sizes
 
+    def one_size(self, default: int) -> int:
+        """Return the bytes of rows of one size: the largest, ``default`` if none was asked for.
+
+        Where no size of the run is as small as that, its smallest. Pure.
+        """
+        sizes = self.sizes()
+        most = sizes[-1] if self.end_given else default
+        return max((size for size in sizes if size <= most), default=sizes[0])
+
 
 def _size(option: str, text: str) -> int:
     try:

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from rdmakit.errors import InvalidArgument, OutputError
+from rdmakit.pretty import pretty_json
 
 __all__ = ["FORMATS", "ResultFile"]
 
@@ -53,7 +54,7 @@ class ResultFile:
 
     def _encoded(self, data: dict[str, Any]) -> bytes:
         if self._path.suffix == ".json":
-            return msgspec.json.format(msgspec.json.encode(data), indent=1) + b"\n"
+            return pretty_json(data).encode()
         if self._path.suffix == ".jsonl":
             head = {key: value for key, value in data.items() if key != "rows"}
             lines = [head, *data["rows"]]
