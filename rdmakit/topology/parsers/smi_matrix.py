@@ -19,6 +19,8 @@ _DEVICE = re.compile(r"(?=\S*[A-Za-z])(?=\S*\d)[A-Za-z][\w.:-]*", re.ASCII)
 _P2P = ("OK", "CNS", "GNS", "TNS", "NS", "DR", "U")
 _HEADINGS = re.compile(r"CPU\s+Affinity|NUMA\s+Affinity|GPU\s+NUMA\s+ID", re.IGNORECASE)
 _MOST_DEVICES = 1024
+_LONGEST_CELL = 4096
+"""Characters; no list of CPUs is as long, so no line goes on with such a cell."""
 
 
 @dataclass(frozen=True)
@@ -67,8 +69,9 @@ def parse_matrices(text: str) -> list[SmiMatrix]:
             tables[-1].add(number, bare, last=number == len(lines))
         elif (table := _Table.begun_by(number, bare, last=number == len(lines))) is not None:
             tables.append(table)
-    modern = bool(re.search(r"^\W*(SYS|NODE)\s*=", "\n".join(lines), re.MULTILINE))
-    bonded = bool(re.search(r"^\W*NV#\s*=", "\n".join(lines), re.MULTILINE))
+    # Line by line: over many empty lines a pattern that may cross them takes very long.
+    modern = any(re.match(r"\W*(SYS|NODE)\s*=", line) for line in lines)
+    bonded = any(re.match(r"\W*NV#\s*=", line) for line in lines)
     found = [table.finish(legend, hides_nvlink=modern and not bonded) for table in tables]
     return [matrix for matrix in found if matrix is not None]
 
@@ -134,6 +137,32 @@ class _Row:
     """Whether its last cell has a blank after it."""
     wrapped: bool = False
     """Whether it was put together from several lines."""
+    relations: int = field(init=False)
+    others: int = field(init=False)
+    """Cells that are a relation, and cells that are neither that nor empty."""
+
+    def __post_init__(self) -> None:
+        given, self.cells = self.cells, []
+        self.relations = self.others = 0
+        self.extend(given)
+
+    def extend(self, cells: Sequence[Cell]) -> None:
+        """Put cells behind the others."""
+        self.cells += cells
+        self._count(cells, 1)
+
+    def replace_last(self, text: str) -> None:
+        """Give the last cell another text."""
+        self._count(self.cells[-1:], -1)
+        self.cells[-1] = Cell(text, -1)
+        self._count(self.cells[-1:], 1)
+
+    def _count(self, cells: Sequence[Cell], by: int) -> None:
+        for cell in cells:
+            if _is_word(cell.text):
+                self.relations += by
+            elif cell.text:
+                self.others += by
 
 
 class _Table:
@@ -143,6 +172,8 @@ class _Table:
         self.columns: list[Cell] = []
         self.titles: list[Cell] = []
         self.rows: list[_Row] = []
+        self.named: set[str] = set()
+        """Devices that have their row."""
         self.problems: list[str] = []
         self.unread: list[Unread] = []
 
@@ -162,13 +193,15 @@ class _Table:
     def takes(self, line: str) -> bool:
         """Return whether ``line`` goes on with this table."""
         if _row_name(line) is not None:
-            return all(row.name != line.split()[0] for row in self.rows)
+            return line.split(maxsplit=1)[0] not in self.named
         if _heading(line) is not None:
             return bool(self.columns) and not self.rows  # a header wrapped by the terminal
         words = line.split()
         if not words or not self.rows:
             return False
         row = self.rows[-1]
+        if row.cells and len(row.cells[-1].text) > _LONGEST_CELL:
+            return False
         inside = not row.whole and words[0][0] in "-,0123456789"
         return (self._short(row) or self._lacks(row) or inside) and (
             all(_is_word(word) or _is_affinity(word) or word[0] in "-," for word in words)
@@ -176,11 +209,10 @@ class _Table:
 
     def _lacks(self, row: _Row) -> bool:
         """Return whether affinity cells are missing from a row."""
-        return sum(not _is_word(cell.text) for cell in row.cells if cell.text) < len(self.titles)
+        return row.others < len(self.titles)
 
     def _short(self, row: _Row) -> bool:
-        words = sum(_is_word(cell.text) for cell in row.cells)
-        return words < len(self.columns)
+        return row.relations < len(self.columns)
 
     def add(self, number: int, line: str, *, last: bool) -> None:
         """Take a line: a row, or the rest of a wrapped header or row."""
@@ -194,7 +226,12 @@ class _Table:
                 self.rows[-1].cut = last
             return
         cells = _cells(line)
+        if len(self.rows) == _MOST_DEVICES:
+            why = f"the matrix has more than {_MOST_DEVICES} rows"
+            self.unread.append(Unread(number, line, why))
+            return
         whole = line[-1:].isspace()
+        self.named.add(cells[0].text)
         self.rows.append(_Row(number, cells[0].text, cells[1:], "\t" in line, last, whole))
 
     def _go_on(self, row: _Row, words: list[str]) -> None:
@@ -204,15 +241,15 @@ class _Table:
         if before and not row.whole:
             joins = words[0][0] in "-," or (words[0][0].isdigit() and self._short(row))
             if joins:
-                row.cells[-1] = Cell(before + words.pop(0), -1)
+                row.replace_last(before + words.pop(0))
             elif _is_affinity(before) and _is_affinity(words[0]):
                 self.problems.append(
                     f"{row.name}: the line is wrapped between {before!r} and {words[0]!r}: neither "
                     "is believed"
                 )
-                row.cells[-1] = Cell("", -1)
+                row.replace_last("")
                 words = ["", *words[1:]]
-        row.cells += [Cell(word, -1) for word in words]
+        row.extend([Cell(word, -1) for word in words])
 
     def finish(self, legend: dict[str, str], *, hides_nvlink: bool) -> SmiMatrix | None:
         """Return what the lines hold, None where they hold no row."""
@@ -281,14 +318,15 @@ class _Table:
         if any(cell.at < 0 for cell in (*cells, *self.columns)):
             return cells
         placed = [Cell("", -1) for _ in self.columns]
-        first = 0
+        at = [column.at for column in self.columns]  # from left to right, as the cells
+        place = 0
         for cell in cells:
-            choices = range(first, len(self.columns))
-            if not choices:
+            if place == len(at):
                 break
-            best = min(choices, key=lambda c: abs(self.columns[c].at - cell.at))
-            placed[best] = cell
-            first = best + 1
+            while place + 1 < len(at) and abs(at[place + 1] - cell.at) < abs(at[place] - cell.at):
+                place += 1
+            placed[place] = cell
+            place += 1
         return placed
 
     def _column_names(self, taken: Sequence[tuple[list[Cell], list[Cell]]]) -> list[str]:
@@ -301,10 +339,12 @@ class _Table:
                 "where their own row has its X"
             )
         names += [""] * (widest - len(names))
+        known = set(names)
         for row, (cells, _) in zip(self.rows, taken, strict=True):
             for place, cell in enumerate(cells[: len(names)]):
-                if cell.text.upper() == "X" and not names[place] and row.name not in names:
+                if cell.text.upper() == "X" and not names[place] and row.name not in known:
                     names[place] = row.name
+                    known.add(row.name)
         return names
 
     def _fill(
@@ -326,13 +366,20 @@ class _Table:
                 else:
                     why = "the text ends in this cell" if last_word else "no relation"
                     self.unread.append(Unread(row.number, cell.text, f"{row.name} {column}: {why}"))
-        for i, j in itertools.combinations(range(len(names)), 2):
+        self._compare(names, found, places)
+        return found
+
+    def _compare(
+        self, names: list[str], found: list[list[str | None]], places: dict[str, int]
+    ) -> None:
+        """Tell of pairs whose two cells differ."""
+        rows = sorted(places[row.name] for row in self.rows)  # the others have no cells
+        for i, j in itertools.combinations(rows, 2):
             a, b = found[i][j], found[j][i]
             if a and b and a != b:
                 self.problems.append(
                     f"{names[i]}-{names[j]} is {a} in one row and {b} in the other"
                 )
-        return found
 
     def _affinities(
         self, taken: Sequence[tuple[list[Cell], list[Cell]]]
@@ -348,8 +395,7 @@ class _Table:
     def _report_missing(
         self, names: list[str], found: list[list[str | None]], *, named: bool, kind: str
     ) -> None:
-        have = {row.name for row in self.rows}
-        missing = [name for name in names if name not in have]
+        missing = [name for name in names if name not in self.named]
         if not named:
             self.problems.append("the header is missing: columns are known by their X only")
         if missing:
@@ -362,7 +408,8 @@ class _Table:
             f"{names[i]}-{names[j]}"
             for i in range(len(names))
             for j in range(i)
-            if names[i] in have and names[j] in have and not (found[i][j] or found[j][i])
+            if not (found[i][j] or found[j][i])
+            if names[i] in self.named and names[j] in self.named
         ]
         if empty and kind == "topo":
             self.problems.append(f"no relation is given for {_some(empty)}")
