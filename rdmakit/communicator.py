@@ -50,7 +50,7 @@ from rdmakit.protocols import Bootstrap, Channel, Window
 from rdmakit.quiet import Quiet
 from rdmakit.splits import Splits
 from rdmakit.staging import HostCall
-from rdmakit.startup import agree_on_direct, compare_setup
+from rdmakit.startup import agree_on_direct, compare_setup, one_node_notes
 from rdmakit.waiting import Waiter, rest, spins_for
 
 __all__ = ["Communicator", "init"]
@@ -112,6 +112,8 @@ class Communicator(Collectives, PointToPoint, Splits):
             channel, more = channel_of(bootstrap, config, nodes, others, waiter)
             notes += more
             why_staged = agree_on_direct(bootstrap, config, channel, others)
+        else:
+            notes += one_node_notes(config)
         engine = process_engine()
         if b"0" in bootstrap.allgather(b"%d" % may_be_threaded()):
             engine.threaded = False
