@@ -48,18 +48,19 @@ if TYPE_CHECKING:
     from rdmakit.operation import Operation
     from rdmakit.plan.shape import Kind
     from rdmakit.point_to_point import TAG_UB
-    from rdmakit.request import ANY_SOURCE, ANY_TAG, PROC_NULL, UNDEFINED, Request, Status
+    from rdmakit.request import Request
+    from rdmakit.status import ANY_SOURCE, ANY_TAG, PROC_NULL, UNDEFINED, Status
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "ANY_SOURCE": "rdmakit.request",
-    "ANY_TAG": "rdmakit.request",
-    "PROC_NULL": "rdmakit.request",
+    "ANY_SOURCE": "rdmakit.status",
+    "ANY_TAG": "rdmakit.status",
+    "PROC_NULL": "rdmakit.status",
     "TAG_UB": "rdmakit.point_to_point",
-    "UNDEFINED": "rdmakit.request",
+    "UNDEFINED": "rdmakit.status",
     "Request": "rdmakit.request",
-    "Status": "rdmakit.request",
+    "Status": "rdmakit.status",
     "init": "rdmakit.communicator",
     "GradientBucketer": "rdmakit.bucketer",
     "IN_PLACE": "rdmakit.arguments",

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from rdmakit.bootstrap import MpiBootstrap
+from rdmakit.collectives import Collectives
 from rdmakit.config import Config
 from rdmakit.errors import SetupError
+from rdmakit.family import Family
 from rdmakit.inter.mail import ChannelMail
 from rdmakit.inter.mpi import MpiChannel, MpiMail
 from rdmakit.layout import RankLayout
@@ -18,7 +20,16 @@ from rdmakit.protocols import Bootstrap, Channel, Mail, TaggedChannel, Window
 from rdmakit.startup import make_channel, raise_together
 from rdmakit.waiting import Waiter, spins_for
 
-__all__ = ["Parts", "channel_of", "controls_of", "routes", "waiter_of", "window_of"]
+__all__ = [
+    "Parts",
+    "channel_of",
+    "controls_of",
+    "node_of",
+    "rail_of",
+    "routes",
+    "waiter_of",
+    "window_of",
+]
 
 
 @dataclass
@@ -75,6 +86,43 @@ def channel_of(
         bootstrap, config, partners, waiter, virtual=virtual, devices=devices
     )
     return channel, [text for text in (*notes, note) if text]
+
+
+def node_of(parts: Parts, waiter: Waiter, config: Config, family: Family) -> Collectives:
+    """Return the collectives of this rank's node alone. Local."""
+    layout, control = parts.layout, parts.bootstraps[1]
+    members = layout.nodes[layout.node_of(parts.bootstraps[0].rank)]
+    return Collectives(
+        RankLayout.of_sizes([control.size]),
+        control,
+        parts.window,
+        None,
+        waiter,
+        config,
+        job_ranks=tuple(parts.channel_ranks[rank] for rank in members),
+        mpi=getattr(control, "comm", None),
+        label="node ",
+        family=family,
+    )
+
+
+def rail_of(parts: Parts, waiter: Waiter, config: Config, family: Family) -> Collectives:
+    """Return the collectives of the ranks with this one's local rank. Local."""
+    layout, control = parts.layout, parts.bootstraps[2]
+    members = layout.rails[layout.local_rank(parts.bootstraps[0].rank)]
+    return Collectives(
+        RankLayout.of_sizes([1] * control.size),
+        control,
+        None,
+        parts.channel,
+        waiter,
+        config,
+        identity=parts.number + 1,
+        job_ranks=tuple(parts.channel_ranks[rank] for rank in members),
+        mpi=getattr(control, "comm", None),
+        label="rail ",
+        family=family,
+    )
 
 
 def waiter_of(rank: int, host: str, config: Config, on_node: int, hosts: Sequence[str]) -> Waiter:

@@ -15,21 +15,18 @@ counts that do not fit raise CollectiveMismatch on all ranks, with checking on o
 
 from __future__ import annotations
 
+from rdmakit.block_starts import BlockStarts
 from rdmakit.datatypes import SUM, Op
-from rdmakit.form_calls import FormCalls
-from rdmakit.request import Request
 
 __all__ = ["BlockCollectives"]
 
 
-class BlockCollectives(FormCalls):
+class BlockCollectives(BlockStarts):
     """See the module. Errors, ``algorithm``, ``timeout`` and ``stream`` are those of Allreduce.
 
     On GPU arrays the host takes part in all of them, and a CUDA graph cannot hold them. In a
     group whose GPU memory cannot be mapped only the blocking calls are served.
     """
-
-    # -- calls that return when it is done --------------------------------------------------------
 
     def Reduce(
         self,
@@ -267,154 +264,3 @@ class BlockCollectives(FormCalls):
         self._form_now(
             "Exscan", sendbuf, recvbuf, op, algorithm=algorithm, timeout=timeout, stream=stream
         )
-
-    # -- calls that return at once, see Collectives -----------------------------------------------
-
-    def Ireduce(
-        self,
-        sendbuf: object,
-        recvbuf: object,
-        op: Op = SUM,
-        root: int = 0,
-        *,
-        algorithm: str = "auto",
-        stream: object = None,
-    ) -> Request:
-        """Begin :meth:`Reduce`. Collective, does not block."""
-        return self._form_later(
-            "Reduce", sendbuf, recvbuf, op, root, algorithm=algorithm, stream=stream
-        )
-
-    def Igather(
-        self,
-        sendbuf: object,
-        recvbuf: object,
-        root: int = 0,
-        *,
-        algorithm: str = "auto",
-        stream: object = None,
-    ) -> Request:
-        """Begin :meth:`Gather`. Collective, does not block."""
-        return self._form_later(
-            "Gather", sendbuf, recvbuf, root=root, algorithm=algorithm, stream=stream
-        )
-
-    def Igatherv(
-        self,
-        sendbuf: object,
-        recvbuf: object,
-        root: int = 0,
-        *,
-        algorithm: str = "auto",
-        stream: object = None,
-    ) -> Request:
-        """Begin :meth:`Gatherv`. Collective, does not block."""
-        return self._form_later(
-            "Gatherv", sendbuf, recvbuf, root=root, algorithm=algorithm, stream=stream
-        )
-
-    def Iscatter(
-        self,
-        sendbuf: object,
-        recvbuf: object,
-        root: int = 0,
-        *,
-        algorithm: str = "auto",
-        stream: object = None,
-    ) -> Request:
-        """Begin :meth:`Scatter`. Collective, does not block."""
-        return self._form_later(
-            "Scatter", sendbuf, recvbuf, root=root, algorithm=algorithm, stream=stream
-        )
-
-    def Iscatterv(
-        self,
-        sendbuf: object,
-        recvbuf: object,
-        root: int = 0,
-        *,
-        algorithm: str = "auto",
-        stream: object = None,
-    ) -> Request:
-        """Begin :meth:`Scatterv`. Collective, does not block."""
-        return self._form_later(
-            "Scatterv", sendbuf, recvbuf, root=root, algorithm=algorithm, stream=stream
-        )
-
-    def Iallgatherv(
-        self,
-        sendbuf: object,
-        recvbuf: object,
-        *,
-        algorithm: str = "auto",
-        stream: object = None,
-    ) -> Request:
-        """Begin :meth:`Allgatherv`. Collective, does not block."""
-        return self._form_later("Allgatherv", sendbuf, recvbuf, algorithm=algorithm, stream=stream)
-
-    def Ireduce_scatter(
-        self,
-        sendbuf: object,
-        recvbuf: object,
-        recvcounts: object = None,
-        op: Op = SUM,
-        *,
-        algorithm: str = "auto",
-        stream: object = None,
-    ) -> Request:
-        """Begin :meth:`Reduce_scatter`. Collective, does not block."""
-        return self._form_later(
-            "Reduce_scatter",
-            sendbuf,
-            recvbuf,
-            op,
-            counts=recvcounts,
-            algorithm=algorithm,
-            stream=stream,
-        )
-
-    def Ialltoall(
-        self,
-        sendbuf: object,
-        recvbuf: object,
-        *,
-        algorithm: str = "auto",
-        stream: object = None,
-    ) -> Request:
-        """Begin :meth:`Alltoall`. Collective, does not block."""
-        return self._form_later("Alltoall", sendbuf, recvbuf, algorithm=algorithm, stream=stream)
-
-    def Ialltoallv(
-        self,
-        sendbuf: object,
-        recvbuf: object,
-        *,
-        algorithm: str = "auto",
-        stream: object = None,
-    ) -> Request:
-        """Begin :meth:`Alltoallv`. Collective, does not block."""
-        return self._form_later("Alltoallv", sendbuf, recvbuf, algorithm=algorithm, stream=stream)
-
-    def Iscan(
-        self,
-        sendbuf: object,
-        recvbuf: object,
-        op: Op = SUM,
-        *,
-        algorithm: str = "auto",
-        stream: object = None,
-    ) -> Request:
-        """Begin :meth:`Scan`. Collective, does not block."""
-        return self._form_later("Scan", sendbuf, recvbuf, op, algorithm=algorithm, stream=stream)
-
-    def Iexscan(
-        self,
-        sendbuf: object,
-        recvbuf: object,
-        op: Op = SUM,
-        *,
-        algorithm: str = "auto",
-        stream: object = None,
-    ) -> Request:
-        """Begin :meth:`Exscan`. Collective, does not block."""
-        return self._form_later("Exscan", sendbuf, recvbuf, op, algorithm=algorithm, stream=stream)

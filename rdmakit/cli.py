@@ -1,7 +1,7 @@
 """The command line: parses, calls, prints on rank 0, returns the exit status.
 
 Exit status: 0; 1 where a value was wrong, a proof is missing, a check or the run failed; 2 for bad
-usage or set-up; 3 where ``doctor --strict`` warns.
+usage or set-up, or where the output cannot be written; 3 where ``doctor --strict`` warns.
 """
 
 from __future__ import annotations
@@ -18,8 +18,15 @@ import rdmakit
 from rdmakit.bench.options import DEFAULT_BUDGET, DEVICES, LAYERS, ON_GPU, ON_HOST, Options
 from rdmakit.config import Config
 from rdmakit.datatypes import ITEMSIZES, ReduceOp
-from rdmakit.errors import InvalidArgument, RdmaKitError, SetupError, UnsupportedError
+from rdmakit.errors import (
+    InvalidArgument,
+    OutputError,
+    RdmaKitError,
+    SetupError,
+    UnsupportedError,
+)
 from rdmakit.process.launcher import launcher_of, report_once
+from rdmakit.report.output import guarded_stdout
 
 __all__ = ["main"]
 
@@ -258,7 +265,8 @@ def doctor(only: tuple[str, ...], skip: tuple[str, ...], **given: Any) -> int:
     Alone for this machine, under mpirun for all nodes of the job; --list names every check.
 
     Exit status: 0; 1 where a check failed, a node did not report or nothing could be checked on
-    it; 2 for bad usage or where MPI does not come up; 3 with --strict where one warns.
+    it; 2 for bad usage, where the output cannot be written or MPI does not come up; 3 with
+    --strict where one warns.
     """
     from rdmakit.survey.doctor import DoctorOptions, run_doctor
 
@@ -277,7 +285,8 @@ def main(args: list[str] | None = None) -> None:
         # Only the first rank may print what click prints.
         if launcher.rank and _only_prints(sys.argv[1:] if args is None else args):
             sys.exit(0)
-        status = cli.main(args, prog_name="rdmakit", standalone_mode=False)
+        with guarded_stdout():
+            status = cli.main(args, prog_name="rdmakit", standalone_mode=False)
     except click.exceptions.NoArgsIsHelpError as exc:
         report_once(launcher, exc.format_message(), 2)
     except click.UsageError as exc:
@@ -289,6 +298,10 @@ def main(args: list[str] | None = None) -> None:
         # With MPI up, set-up errors are raised on every rank: rank 0 speaks for all.
         lone = launcher.kind == "openmpi" and "mpi4py.MPI" not in sys.modules
         report_once(launcher, str(exc), 2, alone=lone)
+    except OutputError as exc:
+        if exc.reader_left:  # rdmakit ... | head: no one is there to be told
+            sys.exit(2)
+        report_once(launcher, str(exc), 2, alone=True)
     except RdmaKitError as exc:
         report_once(launcher, str(exc), 1, alone=True)
     except (click.Abort, KeyboardInterrupt):

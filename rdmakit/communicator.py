@@ -16,7 +16,16 @@ from typing import Any
 import msgspec
 
 from rdmakit import exits
-from rdmakit.assembly import Parts, channel_of, controls_of, routes, waiter_of, window_of
+from rdmakit.assembly import (
+    Parts,
+    channel_of,
+    controls_of,
+    node_of,
+    rail_of,
+    routes,
+    waiter_of,
+    window_of,
+)
 from rdmakit.bootstrap import MpiBootstrap, may_be_threaded
 from rdmakit.collectives import Collectives
 from rdmakit.config import Config
@@ -38,15 +47,13 @@ from rdmakit.point_to_point import PointToPoint
 from rdmakit.process.phase import current
 from rdmakit.process.watchdog import install
 from rdmakit.protocols import Bootstrap, Channel, Window
+from rdmakit.quiet import Quiet
 from rdmakit.splits import Splits
 from rdmakit.staging import HostCall
-from rdmakit.startup import agree_on_direct, compare_setup
+from rdmakit.startup import agree_on_direct, compare_setup, one_node_notes
 from rdmakit.waiting import Waiter, rest, spins_for
 
 __all__ = ["Communicator", "init"]
-
-_LATE_SECONDS = 1.0
-"""Seconds after all ranks have closed in which a message that was sent before may still come."""
 
 
 class Communicator(Collectives, PointToPoint, Splits):
@@ -105,6 +112,8 @@ class Communicator(Collectives, PointToPoint, Splits):
             channel, more = channel_of(bootstrap, config, nodes, others, waiter)
             notes += more
             why_staged = agree_on_direct(bootstrap, config, channel, others)
+        else:
+            notes += one_node_notes(config)
         engine = process_engine()
         if b"0" in bootstrap.allgather(b"%d" % may_be_threaded()):
             engine.threaded = False
@@ -155,26 +164,14 @@ class Communicator(Collectives, PointToPoint, Splits):
         waiter: Waiter,
         parent: Communicator | None,
     ) -> None:
-        bootstrap, node_boot, rail_boot = parts.bootstraps
-        layout, channel, rank = parts.layout, parts.channel, bootstrap.rank
-        self.host, self.config, self.hosts, self.virtual = (
-            waiter.host,
-            config,
-            parts.hosts,
-            job.virtual,
-        )
+        bootstrap, layout, channel = parts.bootstraps[0], parts.layout, parts.channel
+        self.host, self.config, self.hosts = waiter.host, config, parts.hosts
+        self.virtual = job.virtual
         self.closed = self._met = False
         self._job, self._parts, self._parent = job, parts, parent
         self._children: list[Communicator] = []
-        engine = job.engine
-        waiter.rest, waiter.progress = engine.rest, engine.poke
-        if channel is not None:
-            waiter.check_peers = channel.check_peers
-        for control in parts.bootstraps:
-            if isinstance(control, MpiBootstrap) and not (channel is None and engine.threaded):
-                control.meanwhile = engine.poke
-        family = Family(engine, channel, job.families)
-        mpi = [getattr(control, "comm", None) for control in parts.bootstraps]
+        _join(parts, waiter, job.engine)
+        family = Family(job.engine, channel, job.families)
         super().__init__(
             layout,
             bootstrap,
@@ -184,43 +181,26 @@ class Communicator(Collectives, PointToPoint, Splits):
             config,
             identity=parts.number,
             job_ranks=parts.channel_ranks,
-            mpi=mpi[0],
+            mpi=getattr(bootstrap, "comm", None),
             family=family,
         )
-        self.local_rank = local = layout.local_rank(rank)
-        self.node = Collectives(
-            RankLayout.of_sizes([node_boot.size]),
-            node_boot,
-            parts.window,
-            None,
-            waiter,
-            config,
-            job_ranks=tuple(parts.channel_ranks[r] for r in layout.nodes[layout.node_of(rank)]),
-            mpi=mpi[1],
-            label="node ",
-            family=family,
-        )
-        self.rail = Collectives(
-            RankLayout.of_sizes([1] * rail_boot.size),
-            rail_boot,
-            None,
-            channel,
-            waiter,
-            config,
-            identity=parts.number + 1,
-            job_ranks=tuple(parts.channel_ranks[r] for r in layout.rails[local]),
-            mpi=mpi[2],
-            label="rail ",
-            family=family,
-        )
-        self._gpus = DeviceSide(bootstrap, node_boot, waiter, engine, job.gpu)
-        here = enumerate(layout.nodes[layout.node_of(rank)])
-        self._gpus.neighbours = {r: i for i, r in here if r != rank}
-        ways = routes(parts, rank, job.channel)
-        family.mailbox = self._mailbox = Mailbox(rank, *ways, self._gpus.borrower.piece)
+        self.local_rank = layout.local_rank(self.rank)
+        self.node = node_of(parts, waiter, config, family)
+        self.rail = rail_of(parts, waiter, config, family)
+        self._setup_gpus()
+        ways = routes(parts, self.rank, job.channel)
+        family.mailbox = self._mailbox = Mailbox(self.rank, *ways, self._gpus.borrower.piece)
+
+    def _setup_gpus(self) -> None:
+        """Give the three groups their side on GPUs, which finds its GPU at the first call."""
+        job, parts = self._job, self._parts
+        controls = parts.bootstraps
+        self._gpus = DeviceSide(controls[0], controls[1], self._waiter, job.engine, job.gpu)
+        here = enumerate(parts.layout.nodes[parts.layout.node_of(self.rank)])
+        self._gpus.neighbours = {rank: index for index, rank in here if rank != self.rank}
         if job.virtual:
             self._gpus.crowd = max(map(self.hosts.count, self.hosts))
-        self._gpus.channel, self._gpus.why_staged = channel, job.why_staged
+        self._gpus.channel, self._gpus.why_staged = parts.channel, job.why_staged
         rail: DeviceGroup | None = None
         for group, spans in ((self.node, "node"), (self.rail, "rail"), (self, "job")):
             group._on_device = DeviceGroup(
@@ -310,7 +290,7 @@ class Communicator(Collectives, PointToPoint, Splits):
             for child in reversed(self._children.copy()):
                 late += child._close()
             with current.during("close", timeout=2 * self._waiter.timeout):
-                late += self._quiesce()
+                late += self._settle()
                 self._gpus.close()
         except BaseException as exc:
             self._fail(exc)
@@ -319,43 +299,17 @@ class Communicator(Collectives, PointToPoint, Splits):
         self._free(collective=True)
         return late
 
-    def _quiesce(self) -> list[TransferTimeout]:
+    def _settle(self) -> list[TransferTimeout]:
         """Wait until nothing is under way on any rank; see :meth:`_close`."""
-        family, engine, mailbox = self._state, self._engine, self._mailbox
         # Without a look at the peers: one that saw the barrier first may be gone by now.
         waiter = Waiter(self.rank, self.host, self._waiter.timeout, self._waiter.spins)
-        waiter.rest = engine.rest
-
-        def sent() -> bool:
-            return not family.works and not mailbox.moving
-
-        def received() -> bool:
-            return sent() and not mailbox.busy
-
-        def named() -> str:
-            return "close: not complete: " + "; ".join(p.label for p in family.pending())
-
-        def moves() -> object:
-            return len(family.pending()), sum(p.moves for p in family.pending())
-
-        engine.wait(sent, waiter, named, moves)
+        waiter.rest = self._engine.rest
+        quiet = Quiet(self._engine, self._state, self._mailbox, waiter)
+        quiet.send_all()
         self._check_usable()
-        done = self._bootstrap.start_barrier()
-        engine.wait(done, waiter, lambda: "close: waiting for the other ranks")
+        quiet.meet(self._bootstrap)
         self._met = True  # no rank needs this one any more, whatever goes wrong here
-        late: list[TransferTimeout] = []
-        try:
-            if not received():
-                seconds = min(_LATE_SECONDS, waiter.timeout)
-                engine.wait(received, waiter, named, moves, seconds)
-        except TransferTimeout as exc:
-            if not sent():
-                raise
-            late.append(
-                exc
-            )  # no more than this rank's own mistake: the others close, and so does it
-            with engine.held():
-                mailbox.refuse(exc)
+        late = quiet.receive_late()
         self._check_usable()
         return late
 
@@ -441,6 +395,16 @@ def init(**settings: Any) -> Communicator:
     if odd:
         raise InvalidArgument(f"init was called before with other settings than {odd}")
     return _world[0]
+
+
+def _join(parts: Parts, waiter: Waiter, engine: Engine) -> None:
+    """Let whoever waits for this communicator move all that is under way in the process."""
+    waiter.rest, waiter.progress = engine.rest, engine.poke
+    if parts.channel is not None:
+        waiter.check_peers = parts.channel.check_peers
+    for control in parts.bootstraps:
+        if isinstance(control, MpiBootstrap) and not (parts.channel is None and engine.threaded):
+            control.meanwhile = engine.poke
 
 
 def _nothing() -> None:

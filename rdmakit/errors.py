@@ -7,6 +7,7 @@
     ├── UnsupportedError               right call, not possible here; the text says why
     ├── SetupError                     launcher, MPI, UCX or machine; the text says the cure
     │   └── UcxUnavailable             no usable UCX in this process; the MPI channel can serve
+    ├── OutputError                    standard output or a result file cannot be written
     ├── CudaError                      a call of CUDA's driver failed; the text has its words
     ├── CollectiveMismatch             ranks called different things; raised on every rank
     ├── MessageTruncated               a message was longer than the receiver's array
@@ -26,6 +27,7 @@ __all__ = [
     "CudaError",
     "InvalidArgument",
     "MessageTruncated",
+    "OutputError",
     "PeerLost",
     "RdmaKitError",
     "SetupError",
@@ -54,6 +56,14 @@ class SetupError(RdmaKitError):
 
 class UcxUnavailable(SetupError):
     """No usable UCX in this process."""
+
+
+class OutputError(RdmaKitError):
+    """What there is to print or to keep cannot be written: a full disk, a reader that left."""
+
+    def __init__(self, text: str, *, reader_left: bool = False) -> None:
+        self.reader_left = reader_left
+        super().__init__(text)
 
 
 class CudaError(RdmaKitError):

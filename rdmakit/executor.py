@@ -254,7 +254,7 @@ class Bound:
         Also after ``burst`` copies and reductions. ``requests`` and ``flags`` are what it waits
         for. Closing it gives up its messages.
         """
-        window, channel, reduce = self._window, self._channel, self._reduce
+        window, channel = self._window, self._channel
         base = window.base if window is not None else 0
         send, recv, progress = (
             (channel.send, channel.recv, channel.progress) if channel is not None else _NO_CHANNEL
@@ -273,32 +273,16 @@ class Bound:
                     elif code == _AWAIT:
                         flags.append(index)
                     else:
-                        if code == _COPY:
-                            np.copyto(a, b)
-                        elif code == _REDUCE:
-                            reduce(a, b)
-                        else:
-                            assert window is not None
-                            window.post(a, base + b)
+                        self._do(code, a, b, base)
                         finished.append(index)
                         calls -= 1
                     if ready and not finished:
                         continue  # start all that can start before looking at any
                 progress()
                 if requests:
-                    still = []
-                    for entry in requests:
-                        if entry[0].done():
-                            finished.append(entry[1])
-                        else:
-                            still.append(entry)
-                    requests[:] = still
+                    finished += _take_done(requests)
                 if flags:
-                    assert window is not None
-                    passed = [i for i in flags if window.reached(*ops[i][1:3], base + ops[i][3])]
-                    if passed:
-                        finished += passed
-                        flags[:] = [i for i in flags if i not in passed]
+                    finished += self._take_reached(flags, base)
                 for index in finished:
                     remaining -= 1
                     for waiting in waiters[index]:
@@ -319,6 +303,37 @@ class Bound:
             raise
         if window is not None:
             window.base = base + self.program.span
+
+    def _do(self, code: int, to: Any, of: Any, base: int) -> None:
+        """Do a step that needs no waiting."""
+        if code == _COPY:
+            np.copyto(to, of)
+        elif code == _REDUCE:
+            self._reduce(to, of)
+        else:
+            assert self._window is not None
+            self._window.post(to, base + of)
+
+    def _take_reached(self, flags: list[int], base: int) -> list[int]:
+        """Take the steps out of ``flags`` whose flag has come, and return them."""
+        window, ops = self._window, self._ops
+        assert window is not None
+        passed = [i for i in flags if window.reached(*ops[i][1:3], base + ops[i][3])]
+        if passed:
+            flags[:] = [i for i in flags if i not in passed]
+        return passed
+
+
+def _take_done(requests: list[tuple[Request, int]]) -> list[int]:
+    """Take the requests that are done out of ``requests``, and return their steps."""
+    finished, still = [], []
+    for entry in requests:
+        if entry[0].done():
+            finished.append(entry[1])
+        else:
+            still.append(entry)
+    requests[:] = still
+    return finished
 
 
 class BoundRun:

@@ -19,7 +19,8 @@ from rdmakit.message_arrays import incoming, message, outgoing
 from rdmakit.operation import Persistent
 from rdmakit.process.phase import current
 from rdmakit.protocols import Arrived, Bytes
-from rdmakit.request import ANY_SOURCE, ANY_TAG, PROC_NULL, Request, check_timeout, fill, integer
+from rdmakit.request import Request, check_timeout, integer
+from rdmakit.status import ANY_SOURCE, ANY_TAG, PROC_NULL, fill
 
 __all__ = ["TAG_UB", "PointToPoint"]
 

@@ -11,7 +11,8 @@ from rdmakit.bootstrap import MpiBootstrap, load_mpi
 from rdmakit.errors import InvalidArgument
 from rdmakit.group import Group
 from rdmakit.process.phase import current
-from rdmakit.request import UNDEFINED, integer
+from rdmakit.request import integer
+from rdmakit.status import UNDEFINED
 
 __all__ = ["Splits"]
 

@@ -19,7 +19,13 @@ from rdmakit.inter.ucx import UcxChannel
 from rdmakit.protocols import Bootstrap, Channel
 from rdmakit.waiting import Waiter
 
-__all__ = ["agree_on_direct", "compare_setup", "make_channel", "raise_together"]
+__all__ = [
+    "agree_on_direct",
+    "compare_setup",
+    "make_channel",
+    "one_node_notes",
+    "raise_together",
+]
 
 
 def raise_together(bootstrap: Bootstrap, problem: str, kind: type[RdmaKitError]) -> None:
@@ -161,6 +167,16 @@ def agree_on_direct(
     if bad and config.gpu_direct == "on":
         raise SetupError(f"RDMAKIT_GPU_DIRECT=on, rank {bad[0]}: {reasons[bad[0]]}")
     return f"rank {bad[0]}: {reasons[bad[0]]}" if bad else ""
+
+
+def one_node_notes(config: Config) -> list[str]:
+    """Return what a person should know where all ranks are on one node. Pure."""
+    if config.gpu_direct != "on":
+        return []
+    return [
+        "gpu_direct=on: all ranks are on one node, so no bytes go between nodes, and there is "
+        "nothing to use it for or to prove"
+    ]
 
 
 def why_not_rdma(lanes: Sequence[tuple[str, str]], tree: HostTree) -> str:

@@ -15,7 +15,6 @@ import numpy.typing as npt
 
 from rdmakit.bench import values
 from rdmakit.bench.collective import lanes
-from rdmakit.bench.options import Options
 from rdmakit.bench.session import Case, Session, nothing
 from rdmakit.communicator import Communicator
 from rdmakit.errors import UnsupportedError
@@ -23,11 +22,11 @@ from rdmakit.operation import Operation
 from rdmakit.plan.shape import Kind
 from rdmakit.report.schema import Row
 
-__all__ = ["broadcast_cases", "curve_size", "rank_counts"]
+__all__ = ["DEFAULT", "broadcast_cases", "rank_counts"]
 
 LAYER = "broadcast"
 _CURVES = ("ring", "flat")
-_DEFAULT = 16 << 20
+DEFAULT = 16 << 20
 """Bytes where no largest size was asked for: 16 pieces, so a chain of some ranks is filled."""
 _EACH_UP_TO = 4
 """Ranks up to which each number has its rows; then powers of two, and all."""
@@ -43,13 +42,6 @@ def rank_counts(size: int) -> list[int]:
     return sorted(counts | {size}) if size > 1 else []
 
 
-def curve_size(options: Options) -> int:
-    """Return the bytes of the rows: the run's largest that was asked for. Pure."""
-    sizes = options.sizes()
-    most = sizes[-1] if options.end_given else _DEFAULT
-    return max((size for size in sizes if size <= most), default=sizes[0])
-
-
 def broadcast_cases(session: Session) -> Iterator[Case]:
     """Yield the ways one beside the other, for more and more of the job's first ranks."""
     if session.gpus is not None:
@@ -61,7 +53,7 @@ def broadcast_cases(session: Session) -> Iterator[Case]:
         yield nothing(LAYER, LAYER, "the job has one rank")
         return
     beside = ("auto", "mpi") if "mpi" in comm.algorithms(Kind.BROADCAST) else ("auto",)
-    size = curve_size(session.options)
+    size = session.options.one_size(DEFAULT)
     # The curves first: what is left out where time is short is beside them.
     for names in (chosen,) if chosen else (_CURVES, beside):
         for count in counts:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 import traceback
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -14,17 +16,14 @@ from rdmakit.bench.gpus import Doors, GpuSide, find_gpus, warm_up
 from rdmakit.bench.options import Options
 from rdmakit.bench.path import prove_run
 from rdmakit.bench.runner import run
-from rdmakit.bench.summary import summarize
+from rdmakit.bench.shown import Shown
 from rdmakit.bootstrap import MpiBootstrap
 from rdmakit.communicator import Communicator
 from rdmakit.config import Config
 from rdmakit.devices import Choice, choose_device
-from rdmakit.errors import InvalidArgument
+from rdmakit.errors import InvalidArgument, OutputError
 from rdmakit.process.phase import current
 from rdmakit.process.watchdog import abort_on_exception, end_job, install, speak_first
-from rdmakit.report.files import ResultFile
-from rdmakit.report.schema import Result, Row
-from rdmakit.report.table import LiveTable
 from rdmakit.startup import raise_together
 
 __all__ = ["run_bench"]
@@ -53,83 +52,71 @@ def run_bench(options: Options, config: Config) -> int:
     abort_on_exception(world.rank, world.host, world.abort)
     options, choice = _placed(options, config, world)
     comm = Communicator(config=config)
-    first = comm.rank == 0
-    folder = options.output.absolute().parent if options.output else None
-    missing = first and folder is not None and not folder.is_dir()
-    raise_together(
-        comm.bootstrap, f"--output: no folder {folder}" if missing else "", InvalidArgument
-    )
-    rows: list[Row] = []
-    gpus: GpuSide | None = None
-    if options.device == "gpu":
-        doors = Doors()
-        warm_up(comm, options.dtype, options.op, doors)
-        gpus = find_gpus(comm, doors)
+    _check_folder(comm, options)
+    gpus = _gpus(comm, options)
     facts = environment(comm)  # after it: the GPUs' notes are known
     facts |= {"device": options.device, "device_reason": choice.reason}
     path = prove_run(comm, options, gpus.doors.cuda if gpus else None)
     facts["path"] = None if path.report is None else msgspec.to_builtins(path.report)
     facts["gpus"] = [msgspec.to_builtins(gpu) for gpu in gpus.ranks] if gpus else []
-    table = LiveTable(quiet=options.quiet, gpu=gpus is not None) if first else None
-    file = ResultFile(options.output) if first and options.output else None
-    if table is not None and not options.quiet:
-        for line in _heading(comm, facts, gpus):
-            table.text(line)
-        for line in [] if path.problem else path.lines(always=bool(options.require)):
-            table.text(line)
-    if path.problem:
-        if table is not None:
-            for line in path.lines(always=True):
-                table.text(line)
-        if file is not None:
-            file.update(Result(environment=facts, rows=[], summary=[path.problem]), final=True)
-        comm.close()
-        return 1
+    shown = Shown(options, facts, first=comm.rank == 0, gpu=gpus is not None)
+    with _ending_the_job(comm, shown):
+        shown.lines([] if options.quiet else _heading(comm, facts, gpus))
+        if path.problem:
+            shown.refuse(path.problem, path.lines(always=True))
+        else:
+            shown.lines([] if options.quiet else path.lines(always=bool(options.require)))
+            run(comm, options, shown.row, shown.working, gpus, path)
+            shown.close()
+    comm.close()
+    return 1 if path.problem or any(row.wrong for row in shown.rows) else 0
 
-    def on_row(row: Row) -> None:
-        rows.append(row)
-        if table is not None:
-            table.row(row)
-        if file is not None:
-            file.update(Result(environment=facts, rows=rows))
 
-    def close(*, interrupted: bool) -> None:
-        if table is None:
-            return
-        table.stop()
-        summary = summarize(rows)
-        table.text("")
-        table.text("summary" + (" of what was measured until the interrupt" if interrupted else ""))
-        for line in summary:
-            table.text(f"  {line}")
-        if file is not None:
-            result = Result(environment=facts, rows=rows, summary=summary, interrupted=interrupted)
-            file.update(result, final=True)
-            table.text(f"  written: {options.output}")
+def _check_folder(comm: Communicator, options: Options) -> None:
+    """Raise on all ranks where rank 0 has no folder for the result file. Collective."""
+    folder = options.output.absolute().parent if options.output else None
+    missing = comm.rank == 0 and folder is not None and not folder.is_dir()
+    raise_together(
+        comm.bootstrap, f"--output: no folder {folder}" if missing else "", InvalidArgument
+    )
 
+
+def _gpus(comm: Communicator, options: Options) -> GpuSide | None:
+    """Return the job's GPUs, warmed up, in a run with GPU arrays. Collective, blocking."""
+    if options.device != "gpu":
+        return None
+    doors = Doors()
+    warm_up(comm, options.dtype, options.op, doors)
+    return find_gpus(comm, doors)
+
+
+@contextlib.contextmanager
+def _ending_the_job(comm: Communicator, shown: Shown) -> Iterator[None]:
+    """End the job where this rank fails: the others are elsewhere in the run, and would wait."""
     try:
-        on_case = table.working if table is not None else lambda _: None
-        run(comm, options, on_row, on_case, gpus, path)
+        yield
     except KeyboardInterrupt:
-        close(interrupted=True)
-        if not first:
+        _complain(shown.rescue())
+        if comm.rank:
             time.sleep(_FIRST_SPEAKS)
         end_job(comm.bootstrap.abort, 130)
     except BaseException as exc:
-        # The others are elsewhere in the run: this rank ends the job, and says why.
-        close(interrupted=True)
         where = current.describe(comm.rank, comm.host)
-        text = f"rdmakit bench: {where}: {type(exc).__name__}: {exc}"
-        if not isinstance(exc, RuntimeError | OSError) and not type(exc).__module__.startswith(
+        text = f"{where}: {type(exc).__name__}: {exc}"
+        if isinstance(exc, OutputError):
+            text = str(exc)  # no matter which rank, or in which call
+        elif not isinstance(exc, RuntimeError | OSError) and not type(exc).__module__.startswith(
             "rdmakit"
         ):
             text += "\n" + traceback.format_exc()
-        print(text, file=sys.stderr, flush=True)
+        _complain(list(dict.fromkeys([*shown.rescue(), text])))
         speak_first(exc)
-        end_job(comm.bootstrap.abort, 1)
-    close(interrupted=False)
-    comm.close()
-    return 1 if any(row.wrong for row in rows) else 0
+        end_job(comm.bootstrap.abort, 2 if isinstance(exc, OutputError) else 1)
+
+
+def _complain(problems: list[str]) -> None:
+    for problem in problems:
+        print(f"rdmakit bench: {problem}", file=sys.stderr, flush=True)
 
 
 def _heading(comm: Communicator, facts: dict[str, Any], gpus: GpuSide | None) -> list[str]:

@@ -81,18 +81,13 @@ class Options:
         Raises:
             InvalidArgument: something does not fit; the text names the option.
         """
-        sizes = []
-        for name, text in (("-b", begin), ("-e", end)):
-            try:
-                sizes.append(0 if text is None else parse_size(text))
-            except InvalidArgument as exc:
-                raise InvalidArgument(f"{name}: {exc}") from exc
         element, operation = dtype_of(dtype), op_of(op)
         check_reduction(element, operation)
+        smallest, largest = _size("-b", begin), 0 if end is None else _size("-e", end)
         if end is not None:
-            _check_order(sizes[0], sizes[1])
+            _check_order(smallest, largest)
         for name, value, least in (
-            ("-b", sizes[0], element.itemsize),
+            ("-b", smallest, element.itemsize),
             ("-f", factor, 2),
             ("-n", iterations, 1),
             ("-w", warmup, 0),
@@ -101,27 +96,17 @@ class Options:
                 raise InvalidArgument(f"{name} {value}: at least {least}")
         if not 0 < time_budget < math.inf:
             raise InvalidArgument(f"--time-budget {time_budget:g}: seconds, more than 0")
-        for names, known, option in (
-            (layers, LAYERS, "--layer"),
-            (algorithms, CHOICES, "--algorithm"),
-        ):
-            for name in names:
-                if name not in known:
-                    raise InvalidArgument(f"{option} {name!r}: one of {', '.join(known)}")
-        if device not in DEVICES:
-            raise InvalidArgument(f"--device {device!r}: one of {', '.join(DEVICES)}")
+        _check_known("--layer", layers, LAYERS)
+        _check_known("--algorithm", algorithms, CHOICES)
+        _check_known("--device", (device,), DEVICES)
+        _check_known("--require", () if require is None else (require,), REQUIREMENTS)
         if gpu_map is not None and device == "cpu":
             raise InvalidArgument("--gpu-map names GPUs, but --device cpu takes none")
-        if require is not None and require not in REQUIREMENTS:
-            raise InvalidArgument(f"--require {require!r}: one of {', '.join(REQUIREMENTS)}")
         if require == "gdr" and device == "cpu":
             raise InvalidArgument("--require gdr asks for GPU arrays, but --device cpu takes none")
-        path = Path(output) if output else None
-        if path is not None and path.suffix not in FORMATS:
-            raise InvalidArgument(f"--output {path}: name ends in {', '.join(FORMATS)}")
         return cls(
-            begin=sizes[0],
-            end=sizes[1],
+            begin=smallest,
+            end=largest,
             factor=factor,
             iterations=iterations,
             warmup=warmup,
@@ -131,7 +116,7 @@ class Options:
             layers=layers or LAYERS,
             algorithms=algorithms,
             time_budget=time_budget,
-            output=path,
+            output=_file(output),
             quiet=quiet,
             device=device,
             gpu_map=() if gpu_map is None else parse_map(gpu_map),
@@ -167,6 +152,35 @@ class Options:
             sizes.append(size // itemsize * itemsize)
             size *= self.factor
         return sizes
+
+    def one_size(self, default: int) -> int:
+        """Return the bytes of rows of one size: the largest, ``default`` if none was asked for.
+
+        Where no size of the run is as small as that, its smallest. Pure.
+        """
+        sizes = self.sizes()
+        most = sizes[-1] if self.end_given else default
+        return max((size for size in sizes if size <= most), default=sizes[0])
+
+
+def _size(option: str, text: str) -> int:
+    try:
+        return parse_size(text)
+    except InvalidArgument as exc:
+        raise InvalidArgument(f"{option}: {exc}") from exc
+
+
+def _check_known(option: str, names: Sequence[str], known: Sequence[str]) -> None:
+    for name in names:
+        if name not in known:
+            raise InvalidArgument(f"{option} {name!r}: one of {', '.join(known)}")
+
+
+def _file(output: str | None) -> Path | None:
+    path = Path(output) if output else None
+    if path is not None and path.suffix not in FORMATS:
+        raise InvalidArgument(f"--output {path}: name ends in {', '.join(FORMATS)}")
+    return path
 
 
 def _check_order(begin: int, end: int) -> None:

@@ -14,16 +14,15 @@ from typing import Any
 import numpy as np
 
 from rdmakit.bench import gpu_values, values
-from rdmakit.bench.options import Options
 from rdmakit.bench.session import Case, Session, nothing
 from rdmakit.bench.staged import PIECE, SLOTS, In, Out, SharedSlots
 from rdmakit.communicator import Communicator
 from rdmakit.errors import CudaError, SetupError
 from rdmakit.report.schema import Row
 
-__all__ = ["bandwidth_size", "p2p_cases"]
+__all__ = ["DEFAULT", "p2p_cases"]
 
-_DEFAULT = 64 << 20
+DEFAULT = 64 << 20
 """Bytes of the bandwidth rows, where the run has such a size and no largest was asked for."""
 _SMALL = 8
 """Bytes of the latency rows."""
@@ -33,17 +32,10 @@ _BYTE = np.dtype(np.uint8)
 STAGED = "host-staged"
 
 
-def bandwidth_size(options: Options) -> int:
-    """Return the bytes of the bandwidth rows: the run's largest that was asked for. Pure."""
-    sizes = options.sizes()
-    most = sizes[-1] if options.end_given else _DEFAULT
-    return max((size for size in sizes if size <= most), default=sizes[0])
-
-
 def p2p_cases(session: Session) -> Iterator[Case]:
     """Yield them: all links first, then what is known from the first few."""
     ranks = max(session.comm.layout.ranks_per_node)
-    size = bandwidth_size(session.options)
+    size = session.options.one_size(DEFAULT)
     pairs = list(permutations(range(ranks), 2))
 
     def case(first: int, second: int, way: str, nbytes: int) -> Case:

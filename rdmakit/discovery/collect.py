@@ -21,6 +21,7 @@ from rdmakit.discovery.sysfs import read_sysfs
 from rdmakit.drivers.host import HostTree, Runner, run
 from rdmakit.drivers.nvml import decode_nvml
 from rdmakit.errors import InvalidArgument
+from rdmakit.pretty import pretty_json
 from rdmakit.topology.assemble import assemble
 from rdmakit.topology.facts import NvmlFacts
 from rdmakit.topology.texts import kinds_of, read_texts
@@ -92,18 +93,14 @@ def collect(
         for name, text in texts.items():
             (directory / name).write_text(text, encoding="utf-8")
         if found.nvml.gpus:
-            (directory / _NVML).write_bytes(_pretty(found.nvml))
+            (directory / _NVML).write_text(pretty_json(found.nvml), encoding="utf-8")
         told = {"host": found.machine.host, **found.machine.software, **(software or {})}
-        (directory / _SOFTWARE).write_bytes(_pretty(told))
-        (directory / _ENVIRON).write_bytes(_pretty(dict(found.environ)))
+        (directory / _SOFTWARE).write_text(pretty_json(told), encoding="utf-8")
+        (directory / _ENVIRON).write_text(pretty_json(dict(found.environ)), encoding="utf-8")
         _copy(recording, directory)
     except OSError as exc:
         raise InvalidArgument(f"{directory}: cannot be written: {exc}") from exc
     return found
-
-
-def _pretty(value: object) -> bytes:
-    return msgspec.json.format(msgspec.json.encode(value), indent=1) + b"\n"
 
 
 def _copy(tree: _RecordingTree, directory: Path) -> None:

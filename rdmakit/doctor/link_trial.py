@@ -17,9 +17,12 @@ __all__ = ["PCIE_LOAD", "try_link"]
 
 _BYTES = 64 << 20
 """Of a copy: over a millisecond on the fastest link there is, so that the queue never runs dry."""
-_QUEUED = 32
+_FIRST, _MOST = 32, 4096
+"""Copies that are queued before the link is looked at; more where they end before that."""
 _SECONDS = 10.0
-"""Of all copies together, on the slowest link."""
+"""Of the copies of one look, on the slowest link."""
+_LOOKS = 5.0
+"""After which there is no further look: reading all of a large machine's devices takes long."""
 
 
 def _between(_: Context) -> Iterator[Finding]:
@@ -44,7 +47,8 @@ def try_link(
 ) -> Finding:
     """Copy from pinned memory to this rank's GPU, and look at its link meanwhile. Local, blocking.
 
-    Takes 64 MiB on the GPU and of the host, and some tens of milliseconds on a good link.
+    Takes 64 MiB on the GPU and of the host. The copies last until the link was read: some tens of
+    milliseconds, or twice what reading takes; at most 15 seconds.
 
     Args:
         door: :mod:`rdmakit.drivers.cuda`, or a fake; the device is the current one.
@@ -59,30 +63,38 @@ def try_link(
     to, of = door.DeviceMemory(_BYTES), door.PinnedMemory(_BYTES)
     stream, event = door.Stream(), door.Event()
     try:
-        start = clock()
-        for _ in range(_QUEUED):
-            door.copy_async(to.address, of.address, _BYTES, stream.ptr)
-        event.record(stream.ptr)
-        seen = {one.address: one for one in read_sysfs(tree).pci}
-        busy = not event.done()
-        while not event.done():
-            if clock() - start > _SECONDS:
-                return PCIE_LOAD.finding(
-                    Status.FAIL,
-                    f"{_QUEUED * _BYTES >> 20} MiB to the GPU took more than {_SECONDS:g} s",
-                    subject=subject,
-                    expected="a tenth of a second or two",
-                    cure="dmesg | grep -i -e xid -e pcie -e aer; reseat the card or its riser",
-                    urgency=20,
-                )
-            time.sleep(1e-4)
-        rate = _QUEUED * _BYTES / max(clock() - start, 1e-9) / 1e9
+        begun, copies = clock(), _FIRST
+        while True:
+            start = clock()
+            for _ in range(copies):
+                door.copy_async(to.address, of.address, _BYTES, stream.ptr)
+            event.record(stream.ptr)
+            seen = {one.address: one for one in read_sysfs(tree).pci}
+            busy = not event.done()
+            while not event.done():
+                if clock() - start > _SECONDS:
+                    return _too_slow(copies, subject)
+                time.sleep(1e-4)
+            rate = copies * _BYTES / max(clock() - start, 1e-9) / 1e9
+            if busy or copies >= _MOST or clock() - begun > _LOOKS:
+                return _judged(seen, address, subject, rate, busy=busy)
+            copies *= 2  # reading took longer than the copies
     finally:
         stream.close()
         event.close()
         to.close()
         of.close()
-    return _judged(seen, address, subject, rate, busy=busy)
+
+
+def _too_slow(copies: int, subject: str) -> Finding:
+    return PCIE_LOAD.finding(
+        Status.FAIL,
+        f"{copies * _BYTES >> 20} MiB to the GPU took more than {_SECONDS:g} s",
+        subject=subject,
+        expected="a tenth of a second or two",
+        cure="dmesg | grep -i -e xid -e pcie -e aer; reseat the card or its riser",
+        urgency=20,
+    )
 
 
 def _judged(

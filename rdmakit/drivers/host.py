@@ -13,7 +13,7 @@ import signal
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from elftools.common.exceptions import ELFError
@@ -27,6 +27,7 @@ __all__ = [
     "Runner",
     "elf_links",
     "elf_needed",
+    "elf_search",
     "mapped_files",
     "run",
 ]
@@ -273,6 +274,18 @@ def elf_links(path: str | os.PathLike[str]) -> ElfLinks:
     except (OSError, ELFError, ValueError, KeyError, AttributeError, TypeError) as exc:
         return ElfLinks(error=f"{path}: {exc or type(exc).__name__}")
     return ElfLinks(tuple(needed), soname, _split(rpath), _split(runpath))
+
+
+def elf_search(path: str, tree: HostTree | None = None) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return (RPATH, RUNPATH) of a file: before and after LD_LIBRARY_PATH."""
+    # RPATH counts where there is no RUNPATH: ld.so(8).
+    links = elf_links(tree.locate(path) if tree else path)
+    origin = str(PurePosixPath(path).parent)
+
+    def expand(entries: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(e.replace("${ORIGIN}", origin).replace("$ORIGIN", origin) for e in entries)
+
+    return (() if links.runpath else expand(links.rpath)), expand(links.runpath)
 
 
 def elf_needed(path: str | os.PathLike[str]) -> tuple[str, ...]:

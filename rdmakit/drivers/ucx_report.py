@@ -11,7 +11,6 @@ import contextlib
 import ctypes
 import os
 import re
-import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -20,11 +19,11 @@ import msgspec
 
 from rdmakit.drivers import ucx_loading
 from rdmakit.drivers.host import Runner
+from rdmakit.drivers.report_child import ChildReport, ask_child, print_report, settings_given
 from rdmakit.errors import RdmaKitError
 
 __all__ = ["UcxModuleReport", "UcxReport", "ask_ucx", "read_ucx"]
 
-_MARK = "rdmakit-ucx-report "
 _LIMIT = 30.0
 """Seconds; UCX opens every RDMA device and, with its CUDA module, starts the GPU driver."""
 _PRINT_CONFIG = 1  # UCS_CONFIG_PRINT_CONFIG
@@ -43,19 +42,15 @@ class UcxModuleReport(msgspec.Struct, frozen=True):
     error: str = ""
 
 
-class UcxReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What the child saw."""
+class UcxReport(ChildReport, frozen=True, kw_only=True):
+    """What the child saw; ``problem``: why there is no UCX, or nothing is known of it."""
 
-    problem: str = ""
-    """Why there is no UCX, or nothing is known of it; the rest is empty then."""
-    silent: bool = False
-    """The process gave no answer in time: whether there is a UCX is not known."""
     version: str = ""
     source: str = ""
     reason: str = ""
     warnings: tuple[str, ...] = ()
     ucxx: str = ""
-    libraries: dict[str, str] = {}
+    libraries: dict[str, str] = msgspec.field(default_factory=dict)
     modules: tuple[UcxModuleReport, ...] = ()
     has_cuda: bool = False
     has_ib: bool = False
@@ -69,7 +64,7 @@ class UcxReport(msgspec.Struct, frozen=True, kw_only=True):
     """Warnings and errors of UCX under the settings."""
     registers: dict[str, tuple[str, ...]] | None = None
     """Memory domains that register a memory type; None where UCX did not tell."""
-    effective: dict[str, str] = {}
+    effective: dict[str, str] = msgspec.field(default_factory=dict)
     """The context's settings as they are, without the prefix."""
     names: tuple[str, ...] = ()
     """Every setting that this UCX knows, with the prefix."""
@@ -83,19 +78,15 @@ def ask_ucx(run: Runner, environ: Mapping[str, str]) -> UcxReport:
     Local, blocking, at most 30 s. ``problem`` says why there is nothing; never raises.
     """
     own = {k: v for k, v in environ.items() if k.startswith("UCX_") or k == "RDMAKIT_UCX"}
-    settings = msgspec.json.encode(own).decode()
-    result = run((sys.executable, "-m", "rdmakit.drivers.ucx_report", settings), _LIMIT)
-    text = next((x for x in result.stdout.splitlines() if x.startswith(_MARK)), "")
-    if not text:
-        last = result.stderr.strip().splitlines()[-1:]
-        ended = f"ended by signal {-result.rc}" if result.rc and result.rc < 0 else ""
-        why = result.error or ended or (last[0] if last else f"status {result.rc}")
-        problem = f"the process that was to load UCX: {why}"
-        return UcxReport(problem=problem, silent=result.rc is None)
-    try:
-        return msgspec.json.decode(text.removeprefix(_MARK), type=UcxReport)
-    except (msgspec.MsgspecError, UnicodeError) as exc:
-        return UcxReport(problem=f"the answer about UCX is not understood: {exc}")
+    return ask_child(
+        run,
+        "rdmakit.drivers.ucx_report",
+        UcxReport,
+        _LIMIT,
+        task="load UCX",
+        about="UCX",
+        settings=own,
+    )
 
 
 def read_ucx(settings: Mapping[str, str]) -> UcxReport:
@@ -217,10 +208,7 @@ def _names(libucs: str) -> tuple[str, ...]:
 
 def main() -> None:
     """Print the report of the settings in the first argument."""
-    settings = msgspec.json.decode(sys.argv[1] if len(sys.argv) > 1 else "{}", type=dict[str, str])
-    report = read_ucx(settings)
-    sys.stdout.write(f"\n{_MARK}{msgspec.json.encode(report).decode()}\n")
-    sys.stdout.flush()
+    print_report(read_ucx(settings_given()))
     # Whatever UCX or a GPU driver does while it is taken down is of no interest here.
     os._exit(0)
 

@@ -17,14 +17,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NoReturn
 
-from rdmakit.errors import SetupError
-from rdmakit.process.mpi_library import (
+from rdmakit.drivers.mpi_library import (
     FAMILY_NAMES,
     MpiFamily,
     family_of,
     find_mpi_library,
     mpirun_beside,
 )
+from rdmakit.errors import SetupError
 
 __all__ = [
     "LAUNCHER_VARIABLES",

@@ -11,16 +11,14 @@ import shutil
 import sys
 from collections.abc import Mapping
 
-import msgspec
-
 from rdmakit.drivers.host import Runner, run
+from rdmakit.drivers.mpi_library import family_of, find_mpi_library, mpirun_beside
+from rdmakit.drivers.report_child import ChildReport, ask_child, print_report, settings_given
 from rdmakit.drivers.ucx_probe import probe
 from rdmakit.errors import RdmaKitError
-from rdmakit.process.mpi_library import family_of, find_mpi_library, mpirun_beside
 
 __all__ = ["MpiReport", "ask_mpi", "read_mpi"]
 
-_MARK = "rdmakit-mpi-report "
 _LIMIT = 30.0
 _SETTINGS = ("MPI4PY_", "LD_", "PATH", "OPAL_PREFIX", "OMPI_", "MPIR_CVAR_", "I_MPI_")
 _ASK_LIBRARY = """
@@ -34,13 +32,9 @@ print("cuda", library.MPIX_Query_cuda_support(), flush=True)
 """Both calls are allowed before MPI_Init. What the second does without it is seen by its end."""
 
 
-class MpiReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What the child saw."""
+class MpiReport(ChildReport, frozen=True, kw_only=True):
+    """What the child saw; ``problem``: why no library would be loaded, or nothing is known."""
 
-    problem: str = ""
-    """Why no library would be loaded, or nothing is known of it."""
-    silent: bool = False
-    """The process gave no answer in time: whether there is a library is not known."""
     path: str = ""
     family: str = ""
     """openmpi, mpich or intel; empty where that is not known."""
@@ -69,18 +63,15 @@ def ask_mpi(runner: Runner, environ: Mapping[str, str]) -> MpiReport:
     ``problem`` says why there is nothing; never raises.
     """
     own = {name: value for name, value in environ.items() if name.startswith(_SETTINGS)}
-    settings = msgspec.json.encode(own).decode()
-    result = runner((sys.executable, "-m", "rdmakit.process.mpi_report", settings), _LIMIT)
-    text = next((x for x in result.stdout.splitlines() if x.startswith(_MARK)), "")
-    if not text:
-        last = result.stderr.strip().splitlines()[-1:]
-        why = result.error or (last[0] if last else f"status {result.rc}")
-        problem = f"the process that was to look for MPI: {why}"
-        return MpiReport(problem=problem, silent=result.rc is None)
-    try:
-        return msgspec.json.decode(text.removeprefix(_MARK), type=MpiReport)
-    except (msgspec.MsgspecError, UnicodeError) as exc:
-        return MpiReport(problem=f"the answer about MPI is not understood: {exc}")
+    return ask_child(
+        runner,
+        "rdmakit.process.mpi_report",
+        MpiReport,
+        _LIMIT,
+        task="look for MPI",
+        about="MPI",
+        settings=own,
+    )
 
 
 def read_mpi(environ: Mapping[str, str]) -> MpiReport:
@@ -137,10 +128,7 @@ def _launcher_family(mpirun: str) -> str:
 
 def main() -> None:
     """Print the report under this process's environment and the settings in the argument."""
-    text = sys.argv[1] if len(sys.argv) > 1 else "{}"
-    settings = msgspec.json.decode(text, type=dict[str, str])
-    report = read_mpi({**os.environ, **settings})
-    sys.stdout.write(f"\n{_MARK}{msgspec.json.encode(report).decode()}\n")
+    print_report(read_mpi({**os.environ, **settings_given()}))
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from rdmakit.doctor.messages import NodeReport
 from rdmakit.doctor.model import Finding, Status, worst
 from rdmakit.proof import PathReport
 
-__all__ = ["SCHEMA", "DoctorResult", "Outcome", "doctor_result", "encode_doctor"]
+__all__ = ["SCHEMA", "DoctorResult", "Outcome", "doctor_result"]
 
 SCHEMA = "rdmakit.doctor/1"
 
@@ -158,8 +158,3 @@ def by_check(findings: Sequence[Finding]) -> dict[str, Status]:
     for finding in findings:
         groups.setdefault(finding.check, []).append(finding)
     return {check: worst(own) for check, own in groups.items()}
-
-
-def encode_doctor(result: DoctorResult) -> str:
-    """Return JSON for people and programs."""
-    return msgspec.json.format(msgspec.json.encode(result), indent=1).decode()

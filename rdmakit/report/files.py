@@ -10,7 +10,8 @@ from typing import Any
 
 import msgspec
 
-from rdmakit.errors import InvalidArgument
+from rdmakit.errors import InvalidArgument, OutputError
+from rdmakit.pretty import pretty_json
 
 __all__ = ["FORMATS", "ResultFile"]
 
@@ -33,22 +34,27 @@ class ResultFile:
         """Write ``result`` (fields environment and rows), at most five times a second.
 
         Raises:
-            OSError: the file cannot be written.
+            OutputError: the file cannot be written.
         """
         now = time.monotonic()
         if not final and now - self._written < _EVERY:
             return
         self._written = now
         temporary = self._path.with_name(f".{self._path.name}.{os.getpid()}")
+        data = self._encoded(msgspec.to_builtins(result))
         try:
-            temporary.write_bytes(self._encoded(msgspec.to_builtins(result)))
-            temporary.replace(self._path)
-        finally:
-            temporary.unlink(missing_ok=True)
+            try:
+                temporary.write_bytes(data)
+                temporary.replace(self._path)
+            finally:
+                temporary.unlink(missing_ok=True)
+        except OSError as exc:
+            text = f"{self._path}: cannot be written: {exc.strerror or exc}"
+            raise OutputError(text) from exc
 
     def _encoded(self, data: dict[str, Any]) -> bytes:
         if self._path.suffix == ".json":
-            return msgspec.json.format(msgspec.json.encode(data), indent=1) + b"\n"
+            return pretty_json(data).encode()
         if self._path.suffix == ".jsonl":
             head = {key: value for key, value in data.items() if key != "rows"}
             lines = [head, *data["rows"]]

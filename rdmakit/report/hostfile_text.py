@@ -12,6 +12,7 @@ from rich.text import Text
 
 from rdmakit.hostfile.launch import Launch
 from rdmakit.hostfile.model import DIALECTS, Hostfile, Problem
+from rdmakit.pretty import pretty_json
 from rdmakit.report.terminal import on_terminal
 from rdmakit.topology.cpulist import runs
 
@@ -102,7 +103,7 @@ def encode_hostfile(file: str, hostfile: Hostfile, launch: Launch | None) -> str
         ],
         launch=None if launch is None else _launch(launch),
     )
-    return msgspec.json.format(msgspec.json.encode(result), indent=1).decode()
+    return pretty_json(result)
 
 
 def _launch(launch: Launch) -> LaunchResult:

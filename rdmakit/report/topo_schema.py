@@ -27,7 +27,7 @@ from rdmakit.topology.placement import RankPlace
 from rdmakit.topology.survey import Survey, SurveyNode
 from rdmakit.topology.texts import Texts
 
-__all__ = ["SCHEMA", "NodeResult", "TopoResult", "encode_topo", "topo_result"]
+__all__ = ["SCHEMA", "NodeResult", "TopoResult", "topo_result"]
 
 SCHEMA = "rdmakit.topo/1"
 
@@ -214,11 +214,6 @@ def topo_result(survey: Survey, net_devices: dict[int, NetDevices] | None = None
         ],
         notes=list(survey.placement.notes),
     )
-
-
-def encode_topo(result: TopoResult) -> str:
-    """Return the JSON text."""
-    return msgspec.json.format(msgspec.json.encode(result), indent=1).decode()
 
 
 def _node(node: SurveyNode, name: str) -> NodeResult:

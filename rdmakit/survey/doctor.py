@@ -19,6 +19,7 @@ from rdmakit.doctor.profile import load_profile
 from rdmakit.doctor.supervise import NODE_CHECK, supervise
 from rdmakit.doctor.worker import FACTS
 from rdmakit.errors import InvalidArgument
+from rdmakit.pretty import pretty_json
 from rdmakit.process.launcher import Launcher, launcher_of
 from rdmakit.proof import PathReport
 from rdmakit.report.doctor_text import Listed, print_checks
@@ -104,7 +105,7 @@ def _list(shown: Sequence[Listed], *, as_json: bool) -> None:
         {"id": one.id, "title": one.title, "why": one.why, "needs": list(one.needs)}
         for one in shown
     ]
-    sys.stdout.write(msgspec.json.format(msgspec.json.encode(listed), indent=1).decode() + "\n")
+    sys.stdout.write(pretty_json(listed))
 
 
 def _alone(run: Run, launcher: Launcher) -> int:

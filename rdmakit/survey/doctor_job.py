@@ -17,7 +17,7 @@ from rdmakit.doctor.model import Finding, Status
 from rdmakit.doctor.nodes import Collector, Hello, Member, Said
 from rdmakit.doctor.rank_view import node_key, own_view, process_place
 from rdmakit.doctor.star import StarBootstrap
-from rdmakit.errors import TransferTimeout
+from rdmakit.errors import RdmaKitError, TransferTimeout
 from rdmakit.process.launcher import Launcher
 from rdmakit.process.phase import current
 from rdmakit.process.watchdog import abort_on_exception, end_job, install
@@ -118,7 +118,13 @@ def _first(run: Run, letters: Letters, hello: Hello, companion: Companion) -> in
         job += _together(run, letters, collector.firsts, collector.nodes[0])
     companion.done()
     about = f"{letters.size} ranks on {len(collector.nodes)} node(s)"
-    status = show(run.options, collector.nodes, job, run.whys, about, paths=run.paths)
+    try:
+        status = show(run.options, collector.nodes, job, run.whys, about, paths=run.paths)
+    except RdmaKitError as exc:
+        if together:
+            raise
+        print(f"rdmakit: {exc}", file=sys.stderr, flush=True)
+        end_job(letters.abort, 2)
     if not together:
         end_job(letters.abort, 1)
     return status

@@ -11,9 +11,10 @@ import rdmakit
 from rdmakit.doctor.messages import NodeReport
 from rdmakit.doctor.model import Finding
 from rdmakit.errors import InvalidArgument
+from rdmakit.pretty import pretty_json
 from rdmakit.proof import PathReport
 from rdmakit.report.doctor_files import junit, prometheus, write_whole
-from rdmakit.report.doctor_schema import Outcome, doctor_result, encode_doctor
+from rdmakit.report.doctor_schema import Outcome, doctor_result
 from rdmakit.report.doctor_text import print_doctor
 
 __all__ = ["DoctorOptions", "show"]
@@ -70,7 +71,7 @@ def show(
     outcome = Outcome(nodes, tuple(job), whys, strict=options.strict, paths=paths)
     failed = _write(options, outcome)
     if options.json:
-        sys.stdout.write(encode_doctor(doctor_result(outcome)) + "\n")
+        sys.stdout.write(pretty_json(doctor_result(outcome)))
     else:
         title = f"rdmakit {rdmakit.__version__} doctor: {about}"
         print_doctor(outcome, title=title, verbose=options.verbose, watched=watched)

@@ -71,7 +71,7 @@ def run_hostfile(options: HostfileOptions, environ: Mapping[str, str] | None = N
             own_names=own,
         )
     if options.json:
-        sys.stdout.write(encode_hostfile(title, hostfile, launch) + "\n")
+        sys.stdout.write(encode_hostfile(title, hostfile, launch))
     else:
         print_hostfile(title, hostfile, launch)
     return 1 if hostfile.errors or (launch is not None and launch.refused) else 0

@@ -13,8 +13,9 @@ from rdmakit.config import Config
 from rdmakit.discovery.collect import collect, read_machines
 from rdmakit.discovery.machine import find_out
 from rdmakit.errors import InvalidArgument
+from rdmakit.pretty import pretty_json
 from rdmakit.process.launcher import launcher_of
-from rdmakit.report.topo_schema import encode_topo, topo_result
+from rdmakit.report.topo_schema import topo_result
 from rdmakit.report.topo_svg import draw
 from rdmakit.report.topo_text import print_lines, print_topo
 from rdmakit.topology.explain import explain
@@ -132,7 +133,7 @@ def _show(options: TopoOptions, survey: Survey, devices: dict[int, NetDevices], 
         except OSError as exc:
             raise InvalidArgument(f"--graph {options.graph}: cannot be written: {exc}") from exc
     if options.json:
-        sys.stdout.write(encode_topo(topo_result(survey, devices)) + "\n")
+        sys.stdout.write(pretty_json(topo_result(survey, devices)))
         return
     if options.explain is not None:
         print_lines(_explained(survey, options.explain))

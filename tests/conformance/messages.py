@@ -16,7 +16,8 @@ import numpy as np
 
 import rdmakit
 from rdmakit import Communicator, InvalidArgument, MessageTruncated, UnsupportedError
-from rdmakit.request import ANY_SOURCE, ANY_TAG, PROC_NULL, UNDEFINED, Request, Status
+from rdmakit.request import Request
+from rdmakit.status import ANY_SOURCE, ANY_TAG, PROC_NULL, UNDEFINED, Status
 
 DTYPES = ("i1", "u2", "i4", "i8", "f2", "f4", "f8", "c8", "c16", "?")
 Array = np.ndarray[Any, Any]

@@ -6,7 +6,8 @@ import numpy as np
 
 from rdmakit import ANY_SOURCE, Communicator, CommunicatorClosed, InvalidArgument, Kind
 from rdmakit.datatypes import SUM
-from rdmakit.request import UNDEFINED, Request, Status
+from rdmakit.request import Request
+from rdmakit.status import UNDEFINED, Status
 from tests.conformance.messages import raises, ring, values
 from tests.conformance.nonblocking import KINDS, begin
 from tests.conformance.values import check

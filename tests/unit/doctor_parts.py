@@ -11,11 +11,10 @@ from rdmakit.doctor.catalog import CHECKS
 from rdmakit.doctor.context import Context, RankView
 from rdmakit.doctor.model import Finding, Status, worst
 from rdmakit.doctor.run import run_check
-from rdmakit.drivers import python_report, ucx_report
 from rdmakit.drivers.host import CommandResult, HostTree, Runner
 from rdmakit.drivers.python_report import PythonReport
+from rdmakit.drivers.report_child import MARK
 from rdmakit.drivers.ucx_report import UcxModuleReport, UcxReport
-from rdmakit.process import mpi_report
 from rdmakit.process.mpi_report import MpiReport
 from rdmakit.topology.model import Gpu, Machine, Matrix, Nic, Port
 from rdmakit.topology.texts import Texts
@@ -84,9 +83,9 @@ class Children:
         self, ucx: UcxReport = UCX, mpi: MpiReport = MPI, python: PythonReport = PYTHON
     ) -> None:
         self.reports = {
-            "rdmakit.drivers.ucx_report": (ucx_report._MARK, ucx),
-            "rdmakit.process.mpi_report": (mpi_report._MARK, mpi),
-            "rdmakit.drivers.python_report": (python_report._MARK, python),
+            "rdmakit.drivers.ucx_report": ucx,
+            "rdmakit.process.mpi_report": mpi,
+            "rdmakit.drivers.python_report": python,
         }
         self.outputs: dict[str, str] = {}
         self.asked: list[str] = []
@@ -95,8 +94,7 @@ class Children:
         name = argv[2] if len(argv) > 2 and argv[1] == "-m" else argv[0]
         self.asked.append(name)
         if name in self.reports:
-            mark, report = self.reports[name]
-            text = f"chatter\n{mark}{msgspec.json.encode(report).decode()}\n"
+            text = f"chatter\n{MARK}{msgspec.json.encode(self.reports[name]).decode()}\n"
             return CommandResult(tuple(argv), 0, text, "")
         if name in self.outputs:
             return CommandResult(tuple(argv), 0, self.outputs[name], "")

@@ -93,6 +93,8 @@ DMESG = {
     "GPU has fallen off the bus.\n",
     "program": "[ 8123.456789] NVRM: Xid (PCI:0000:17:00): 31, pid=4711, name=python3, Ch 0a, "
     "intr 00000000. MMU Fault: ENGINE GRAPHICS faulted @ 0x7f_00000000.\n",
+    "timeout": "[ 8200.000001] NVRM: Xid (PCI:0000:17:00): 109, pid=4712, name=pt_main_thread, "
+    "Ch 00000008, errorString CTX SWITCH TIMEOUT, Info 0x2c014\n",
     "remapped": "[ 99.000001] NVRM: Xid (PCI:0000:18:00): 63, pid=11, Row Remapper: marked\n",
     "symbol": "[   12.000002] nvidia_peermem: Unknown symbol ib_register_peer_memory_client "
     "(err -22)\n",

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rdmakit.bench import runner
-from rdmakit.bench.broadcast import curve_size, rank_counts
+from rdmakit.bench.broadcast import DEFAULT, rank_counts
 from rdmakit.bench.measure import Group, measure
 from rdmakit.bench.options import Options
 from rdmakit.bench.runner import run
@@ -37,9 +37,9 @@ def options(**given: Any) -> Options:
 
 
 def test_how_many_bytes() -> None:
-    assert curve_size(options(end=None)) == 16 << 20
-    assert curve_size(options(end="64K")) == 64 << 10
-    assert curve_size(options(end=None, begin="32M")) == 32 << 20
+    assert options(end=None).one_size(DEFAULT) == 16 << 20
+    assert options(end="64K").one_size(DEFAULT) == 64 << 10
+    assert options(end=None, begin="32M").one_size(DEFAULT) == 32 << 20
 
 
 def bench(sizes: list[int], **given: Any) -> list[Row]:

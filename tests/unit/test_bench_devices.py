@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rdmakit.bench.options import Options
-from rdmakit.bench.p2p import bandwidth_size
+from rdmakit.bench.p2p import DEFAULT
 from rdmakit.devices import Choice, assign, choose_device, parse_map
 from rdmakit.errors import CudaError, InvalidArgument
 from rdmakit.memory import MemoryBootstrap, run_threads
@@ -174,7 +174,7 @@ def test_a_map_and_no_gpus() -> None:
 
 
 def test_size_of_the_copies_between_gpus() -> None:
-    assert bandwidth_size(options().placed("gpu")) == 64 << 20
-    assert bandwidth_size(options(end="256M").placed("gpu")) == 256 << 20
-    assert bandwidth_size(options(end="1M").placed("gpu")) == 1 << 20
-    assert bandwidth_size(options(begin="128M").placed("gpu")) == 128 << 20
+    assert options().placed("gpu").one_size(DEFAULT) == 64 << 20
+    assert options(end="256M").placed("gpu").one_size(DEFAULT) == 256 << 20
+    assert options(end="1M").placed("gpu").one_size(DEFAULT) == 1 << 20
+    assert options(begin="128M").placed("gpu").one_size(DEFAULT) == 128 << 20

@@ -10,7 +10,7 @@ from rdmakit.config import Config
 from rdmakit.drivers.host import HostTree
 from rdmakit.errors import InvalidArgument, SetupError
 from rdmakit.memory import MemoryBootstrap, MemoryChannel, run_threads
-from rdmakit.startup import agree_on_direct, why_not_rdma
+from rdmakit.startup import agree_on_direct, one_node_notes, why_not_rdma
 
 MLX5 = [("rc_mlx5", "mlx5_0:1"), ("ud_mlx5", "mlx5_0:1")]
 
@@ -80,3 +80,9 @@ def test_the_setting() -> None:
     assert Config.from_env({"RDMAKIT_GPU_DIRECT": "ON"}).gpu_direct == "on"
     with pytest.raises(InvalidArgument, match=r"RDMAKIT_GPU_DIRECT.*'maybe'.*auto, on, off"):
         Config.from_env({"RDMAKIT_GPU_DIRECT": "maybe"})
+
+
+def test_one_node_has_nothing_to_prove_and_says_so() -> None:
+    (note,) = one_node_notes(Config(gpu_direct="on"))
+    assert note.startswith("gpu_direct=on: all ranks are on one node")
+    assert one_node_notes(Config(gpu_direct="auto")) == one_node_notes(Config()) == []

@@ -12,6 +12,7 @@ from rdmakit.doctor.fold import cures, fold
 from rdmakit.doctor.messages import NodeReport
 from rdmakit.doctor.model import Finding, Status
 from rdmakit.topology.model import Gpu, Machine, Nic, PciDevice
+from rdmakit.topology.parsers.kernel_log import Xid
 from rdmakit.topology.texts import read_texts
 from tests.unit import doctor_parts as ucx_parts
 from tests.unit import doctor_texts as texts
@@ -88,12 +89,43 @@ def test_nvidia_smi_that_does_not_answer_is_unknown(tmp_path: Path) -> None:
         (("program",), Status.OK, ""),
         (("fell",), Status.FAIL, "GPU0"),
         (("program", "remapped"), Status.WARN, "GPU1"),
+        (("timeout",), Status.WARN, "GPU0"),
+        (("timeout", "fell"), Status.FAIL, "GPU0"),
     ],
 )
 def test_xid(tmp_path: Path, lines: tuple[str, ...], status: Status, subject: str) -> None:
     log = texts.DMESG_HEAD + "".join(texts.DMESG[name] for name in lines)
     finding = ask_one(node(tmp_path, MACHINE, outputs={"dmesg.txt": log}), "gpu.xid")
     assert (finding.status, finding.subject) == (status, subject)
+
+
+def test_xids_of_programs_name_the_process(tmp_path: Path) -> None:
+    log = texts.DMESG_HEAD + texts.DMESG["program"]
+    finding = ask_one(node(tmp_path, MACHINE, outputs={"dmesg.txt": log}), "gpu.xid")
+    assert finding.found == "only programs' own faults: Xid 31 of python3 (pid 4711)"
+    log += texts.DMESG["timeout"]
+    finding = ask_one(node(tmp_path, MACHINE, outputs={"dmesg.txt": log}), "gpu.xid")
+    assert finding.found.startswith("Xid 109 of pt_main_thread (pid 4712): pid=4712, name=")
+    assert finding.cure.startswith("look at pt_main_thread (pid 4712) first")
+    assert "reboot" not in finding.cure
+    log += texts.DMESG["fell"]  # a broken GPU comes before what its programs suffered
+    finding = ask_one(node(tmp_path, MACHINE, outputs={"dmesg.txt": log}), "gpu.xid")
+    assert finding.found.startswith("Xid 79: ")
+    assert finding.cure.startswith("drain the node and reboot")
+
+
+@pytest.mark.parametrize(
+    ("text", "process"),
+    [
+        ("pid=4711, name=python3, Ch 0a", "python3 (pid 4711)"),
+        ("pid='<unknown>', name=<unknown>, GPU has fallen off the bus.", ""),
+        ("pid=7, name=<unknown>, x", "pid 7"),
+        ("pid=11, Row Remapper: marked", "pid 11"),
+        ("Contained: SM (0x1)", ""),
+    ],
+)
+def test_process_of_an_xid(text: str, process: str) -> None:
+    assert Xid("0000:17:00.0", 31, text).process == process
 
 
 def test_an_unreadable_log_is_unknown_not_well(tmp_path: Path) -> None:

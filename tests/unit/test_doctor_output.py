@@ -17,9 +17,10 @@ from rdmakit.doctor.fold import count, cures, exit_status, fold, names_of, where
 from rdmakit.doctor.messages import NodeReport
 from rdmakit.doctor.model import Finding, Status
 from rdmakit.errors import InvalidArgument
+from rdmakit.pretty import pretty_json
 from rdmakit.report import doctor_text
 from rdmakit.report.doctor_files import junit, prometheus, write_whole
-from rdmakit.report.doctor_schema import DoctorResult, Outcome, doctor_result, encode_doctor
+from rdmakit.report.doctor_schema import DoctorResult, Outcome, doctor_result
 from rdmakit.report.doctor_text import print_doctor
 
 _TEXT = st.text(max_size=12)
@@ -120,7 +121,7 @@ def test_counts_and_exit_status() -> None:
 @given(_NODES, st.lists(_FINDING, max_size=3))
 def test_json_is_what_its_schema_says(nodes: list[NodeReport], job: list[Finding]) -> None:
     outcome = Outcome(nodes, tuple(job), {"a.x": "why x"})
-    text = encode_doctor(doctor_result(outcome))
+    text = pretty_json(doctor_result(outcome))
     result = msgspec.json.decode(text, type=DoctorResult)
     assert result.schema == "rdmakit.doctor/1"
     assert result.exit == outcome.exit

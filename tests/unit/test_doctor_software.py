@@ -235,6 +235,13 @@ def test_cupy_and_driver(tmp_path: Path, runtime: int, driver: int, status: Stat
         assert "rdmakit[cuda12]" in found[2]
 
 
+def test_why_the_driver_does_not_tell_its_cuda(tmp_path: Path) -> None:
+    children = python({"cupy-cuda12x": "13.6"}, cupy="13.6", cuda_error="driverGetVersion: no")
+    found = verdict("python.cuda", context(tmp_path, children=children, machine=gpu_machine()))
+    assert found[0] is Status.UNKNOWN
+    assert found[1].endswith("the driver's CUDA is not known: driverGetVersion: no")
+
+
 def test_cupy_that_cannot_be_imported(tmp_path: Path) -> None:
     children = python({"cupy-cuda12x": "13.6"}, cupy_error="ImportError: libcublas.so.12")
     node = context(tmp_path, children=children, machine=gpu_machine())

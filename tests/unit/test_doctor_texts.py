@@ -50,6 +50,7 @@ def test_kernel_log() -> None:
     assert [(xid.pci, xid.number) for xid in log.xids] == [
         ("0000:17:00.0", 79),
         ("0000:17:00.0", 31),
+        ("0000:17:00.0", 109),
         ("0000:18:00.0", 63),
     ]
     assert log.xids[0].text.endswith("GPU has fallen off the bus.")

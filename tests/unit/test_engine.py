@@ -11,7 +11,8 @@ import pytest
 from rdmakit.engine import Engine, Pending
 from rdmakit.errors import CommunicatorClosed, TransferTimeout
 from rdmakit.family import Family, Poll, Work
-from rdmakit.request import UNDEFINED, Request
+from rdmakit.request import Request
+from rdmakit.status import UNDEFINED
 from rdmakit.waiting import Waiter, greet_seconds
 
 

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from rdmakit.drivers import mpi_library
 from rdmakit.errors import SetupError
-from rdmakit.process import launcher, mpi_library
+from rdmakit.process import launcher
 from rdmakit.process.launcher import Launcher, check_before_mpi, check_world, launcher_of
 
 OPENMPI = {

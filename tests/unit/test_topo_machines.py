@@ -20,7 +20,8 @@ from rdmakit.discovery.machine import COMMANDS, find_out
 from rdmakit.drivers import nvml
 from rdmakit.drivers.host import CommandResult, HostTree
 from rdmakit.errors import InvalidArgument
-from rdmakit.report.topo_schema import SCHEMA, TopoResult, encode_topo, topo_result
+from rdmakit.pretty import pretty_json
+from rdmakit.report.topo_schema import SCHEMA, TopoResult, topo_result
 from rdmakit.report.topo_svg import draw
 from rdmakit.report.topo_text import print_topo
 from rdmakit.topology.compare import Difference, Facts, compare
@@ -499,7 +500,7 @@ def test_every_machine_is_shown_drawn_and_written(
         assert gpu.label in drawn
     for nic in any_machine.nics:
         assert nic.label in drawn
-    result = msgspec.json.decode(encode_topo(topo_result(whole)), type=TopoResult)
+    result = msgspec.json.decode(pretty_json(topo_result(whole)), type=TopoResult)
     assert result.schema == SCHEMA
     assert len(result.ranks) == max(1, len(any_machine.gpus))
 

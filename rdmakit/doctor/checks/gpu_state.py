@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from rdmakit.doctor.context import Context
 from rdmakit.doctor.facts import kernel_log, query
 from rdmakit.doctor.model import Check, Finding, Status
+from rdmakit.topology.parsers.kernel_log import Xid
 from rdmakit.topology.parsers.smi_query import SmiGpu
 
 __all__ = ["CHECKS"]
@@ -15,7 +16,10 @@ _NO_ANSWER = "nvidia-smi -q did not answer, or its output is not among the files
 _FATAL_XIDS = (48, 62, 64, 74, 79, 95, 119, 120, 140, 143)
 """The GPU or an NVLink is broken or stopped (NVIDIA, 'XID Errors')."""
 _PROGRAMS_XIDS = (13, 31, 43, 45, 68, 69)
-"""A program's own fault."""
+"""A program's own fault, as a rule: an exception, an address that is not its own, its clean-up."""
+_PROGRAM_FIRST_XIDS = (8, 32, 109)
+"""Work that did not end in time, or was not understood: of a program or the driver, seldom of the
+hardware (8: stopped processing; 32: corrupted commands; 109: context switch timeout)."""
 
 
 def _each(context: Context) -> Iterator[tuple[str, SmiGpu]]:
@@ -108,7 +112,11 @@ def _xid(context: Context) -> Iterator[Finding]:
     labels = {gpu.pci: gpu.label for gpu in context.machine.gpus}
     for pci in dict.fromkeys(xid.pci for xid in grave):
         own = [xid for xid in grave if xid.pci == pci]
-        worst = next((xid for xid in own if xid.number in _FATAL_XIDS), own[-1])
+        hard = [xid for xid in own if xid.number not in _PROGRAM_FIRST_XIDS]
+        if not hard:
+            yield _program_first(own, labels.get(pci, pci))
+            continue
+        worst = next((xid for xid in hard if xid.number in _FATAL_XIDS), hard[-1])
         fatal = worst.number in _FATAL_XIDS
         yield XID.finding(
             Status.FAIL if fatal else Status.WARN,
@@ -122,8 +130,30 @@ def _xid(context: Context) -> Iterator[Finding]:
         )
     if not grave:
         own = [xid for xid in log.xids if xid.number in _PROGRAMS_XIDS]
-        told = f"only programs' own faults (Xid {own[-1].number})" if own else "no Xid in the log"
+        told = f"only programs' own faults: {_of_process(own[-1])}" if own else "no Xid in the log"
         yield XID.finding(Status.OK, told)
+
+
+def _of_process(xid: Xid) -> str:
+    return f"Xid {xid.number}" + (f" of {xid.process}" if xid.process else "")
+
+
+def _program_first(xids: Sequence[Xid], subject: str) -> Finding:
+    """Tell of Xids of one GPU that speak of a program sooner than of the hardware."""
+    last = xids[-1]
+    programs = list(dict.fromkeys(xid.process for xid in xids if xid.process))
+    whose = ", ".join(programs[-3:]) if programs else "the program that ran then"
+    return XID.finding(
+        Status.WARN,
+        f"{_of_process(last)}: {last.text[:120] or 'no text'}"
+        + (f" (and {len(xids) - 1} more)" if len(xids) > 1 else ""),
+        subject=subject,
+        expected="no Xid since boot",
+        cure=f"look at {whose} first: a kernel that runs or waits for very long, or a fault of "
+        "its own; then at the driver's release. Only if it comes back with other programs: drain "
+        f"the node and nvidia-smi --gpu-reset -i {last.pci}",
+        urgency=60,
+    )
 
 
 def _bar1_of(label: str, gpu: SmiGpu) -> Finding | None:

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from rdmakit.doctor.context import Context
 from rdmakit.doctor.model import Check, Finding, Status
 from rdmakit.doctor.software import software
+from rdmakit.drivers.mpi_library import FAMILY_NAMES
 from rdmakit.drivers.ucx_policy import MINIMUM_UCX, version_tuple
 from rdmakit.process.launcher import launcher_of
-from rdmakit.process.mpi_library import FAMILY_NAMES
 
 __all__ = ["CHECKS"]
 

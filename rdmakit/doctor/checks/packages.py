@@ -108,7 +108,8 @@ def _against_driver(context: Context, report: PythonReport, names: list[str]) ->
     what = f"CuPy {report.cupy} with CUDA {_words(built)}"
     if not driver:
         if context.machine.gpus:
-            return CUDA.finding(Status.UNKNOWN, f"{what}; the driver's CUDA is not known")
+            why = f": {report.cuda_error}" if report.cuda_error else ""
+            return CUDA.finding(Status.UNKNOWN, f"{what}; the driver's CUDA is not known{why}")
         return CUDA.finding(Status.OK, f"{what}; no driver and no GPU here")
     if built and built // 1000 > driver // 1000:
         return CUDA.finding(

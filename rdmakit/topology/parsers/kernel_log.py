@@ -14,6 +14,7 @@ _STAMP = re.compile(r"^(?:<\d+>|kern\s*:\w+\s*:)?\s*(?:\[[^\]]*\]\s*)?")
 _XID = re.compile(
     r"NVRM: Xid \((?:PCI:)?([0-9a-fA-F:.]+?)(?:\s+GPU-[^)]*)?\): (\d{1,4}),?\s*(.*)", re.ASCII
 )
+_PROCESS = re.compile(r"\bpid='?(?P<pid>\d+)'?(?:, *name='?(?P<name>[^,']+))?", re.ASCII)
 _PEERMEM = re.compile(
     r"\b(?:nvidia[_-]peermem|nv_peer_mem)\b.*(?:Unknown symbol|disagrees about version)", re.I
 )
@@ -32,6 +33,16 @@ class Xid:
     pci: str
     number: int
     text: str
+
+    @property
+    def process(self) -> str:
+        """The process whose work it was, ``python3 (pid 4711)``; empty where none is named."""
+        found = _PROCESS.search(self.text)
+        if found is None:
+            return ""
+        name = found["name"] or ""
+        known = name and "unknown" not in name
+        return f"{name} (pid {found['pid']})" if known else f"pid {found['pid']}"
 
 
 @dataclass(frozen=True)

@@ -8,17 +8,23 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from rdmakit.topology.model import Matrix, natural
-from rdmakit.topology.parsers.smi_affinity import COLUMNS, Affinity, Cell, read_affinity
+from rdmakit.topology.parsers.smi_affinity import Affinity, Cell, read_affinity
+from rdmakit.topology.parsers.smi_rows import (
+    LONGEST_CELL,
+    MOST_DEVICES,
+    P2P,
+    Row,
+    cells_of,
+    heading_of,
+    is_affinity,
+    is_gpu,
+    is_word,
+    row_name,
+)
 from rdmakit.topology.parsers.wrapped import unwrapped
 from rdmakit.topology.text import Unread, lines_of
-from rdmakit.topology.words import relation_of
 
 __all__ = ["SmiMatrix", "parse_matrices"]
-
-_DEVICE = re.compile(r"(?=\S*[A-Za-z])(?=\S*\d)[A-Za-z][\w.:-]*", re.ASCII)
-_P2P = ("OK", "CNS", "GNS", "TNS", "NS", "DR", "U")
-_HEADINGS = re.compile(r"CPU\s+Affinity|NUMA\s+Affinity|GPU\s+NUMA\s+ID", re.IGNORECASE)
-_MOST_DEVICES = 1024
 
 
 @dataclass(frozen=True)
@@ -41,12 +47,12 @@ class SmiMatrix:
     @property
     def gpus(self) -> tuple[str, ...]:
         """Labels of the GPUs, in order."""
-        return tuple(sorted((d for d in self.devices if _is_gpu(d)), key=natural))
+        return tuple(sorted((d for d in self.devices if is_gpu(d)), key=natural))
 
     @property
     def nics(self) -> tuple[str, ...]:
         """Labels of the NICs, in the order of the columns."""
-        return tuple(d for d in self.devices if not _is_gpu(d))
+        return tuple(d for d in self.devices if not is_gpu(d))
 
 
 def parse_matrices(text: str) -> list[SmiMatrix]:
@@ -67,73 +73,11 @@ def parse_matrices(text: str) -> list[SmiMatrix]:
             tables[-1].add(number, bare, last=number == len(lines))
         elif (table := _Table.begun_by(number, bare, last=number == len(lines))) is not None:
             tables.append(table)
-    modern = bool(re.search(r"^\W*(SYS|NODE)\s*=", "\n".join(lines), re.MULTILINE))
-    bonded = bool(re.search(r"^\W*NV#\s*=", "\n".join(lines), re.MULTILINE))
+    # Line by line: over many empty lines a pattern that may cross them takes very long.
+    modern = any(re.match(r"\W*(SYS|NODE)\s*=", line) for line in lines)
+    bonded = any(re.match(r"\W*NV#\s*=", line) for line in lines)
     found = [table.finish(legend, hides_nvlink=modern and not bonded) for table in tables]
     return [matrix for matrix in found if matrix is not None]
-
-
-def _is_gpu(name: str) -> bool:
-    return re.fullmatch(r"GPU\d+", name, re.ASCII) is not None
-
-
-def _is_word(token: str) -> bool:
-    return relation_of(token) is not None or token.upper() in _P2P
-
-
-def _is_affinity(token: str) -> bool:
-    return re.match(r"\d|N/A", token, re.IGNORECASE) is not None
-
-
-def _tokens(line: str) -> list[Cell]:
-    return [Cell(match[0], match.start()) for match in re.finditer(r"\S+", line)]
-
-
-def _cells(line: str) -> list[Cell]:
-    """Return the cells of a row: fields where tabs divide it, else words. Empty fields count."""
-    if "\t" not in line:
-        return _tokens(line)
-    cells: list[Cell] = []
-    for part in line.split("\t"):
-        words = part.split()
-        # A name and its first relation, or relations, with a blank where a tab was.
-        if len(words) > 1 and all(_is_word(word) or _DEVICE.fullmatch(word) for word in words):
-            cells += [Cell(word, -1) for word in words]
-        else:
-            cells.append(Cell(part.strip(), -1))
-    while cells and not cells[0].text:
-        cells.pop(0)
-    return cells
-
-
-def _heading(line: str) -> tuple[list[Cell], list[Cell]] | None:
-    """Return (device columns, affinity columns) of a header line, None for another line."""
-    titles = list(_HEADINGS.finditer(line))
-    devices = _tokens(line[: titles[0].start()] if titles else line)
-    if not devices or len(devices) > _MOST_DEVICES:
-        return None
-    if not all(_DEVICE.fullmatch(device.text) for device in devices):
-        return None
-    if any(_is_word(device.text) for device in devices):
-        return None
-    return devices, [
-        Cell(COLUMNS[t[0].split()[0].upper() + str(len(t[0].split()))], t.start()) for t in titles
-    ]
-
-
-@dataclass
-class _Row:
-    number: int
-    name: str
-    cells: list[Cell]
-    """Everything after the name."""
-    tabs: bool
-    cut: bool
-    """Whether the text ends inside this row."""
-    whole: bool = False
-    """Whether its last cell has a blank after it."""
-    wrapped: bool = False
-    """Whether it was put together from several lines."""
 
 
 class _Table:
@@ -142,7 +86,9 @@ class _Table:
     def __init__(self) -> None:
         self.columns: list[Cell] = []
         self.titles: list[Cell] = []
-        self.rows: list[_Row] = []
+        self.rows: list[Row] = []
+        self.named: set[str] = set()
+        """Devices that have their row."""
         self.problems: list[str] = []
         self.unread: list[Unread] = []
 
@@ -150,42 +96,43 @@ class _Table:
     def begun_by(cls, number: int, line: str, *, last: bool) -> _Table | None:
         """Return a table that ``line`` begins, as its header or, if that is lost, a row."""
         table = cls()
-        heading = _heading(line)
-        if heading is not None and any(_is_gpu(column.text) for column in heading[0]):
+        heading = heading_of(line)
+        if heading is not None and any(is_gpu(column.text) for column in heading[0]):
             table.columns, table.titles = heading
             return table
-        if _row_name(line) is None or not _is_gpu(line.split()[0]):
+        if row_name(line) is None or not is_gpu(line.split()[0]):
             return None
         table.add(number, line, last=last)
         return table
 
     def takes(self, line: str) -> bool:
         """Return whether ``line`` goes on with this table."""
-        if _row_name(line) is not None:
-            return all(row.name != line.split()[0] for row in self.rows)
-        if _heading(line) is not None:
+        if row_name(line) is not None:
+            return line.split(maxsplit=1)[0] not in self.named
+        if heading_of(line) is not None:
             return bool(self.columns) and not self.rows  # a header wrapped by the terminal
         words = line.split()
         if not words or not self.rows:
             return False
         row = self.rows[-1]
+        if row.cells and len(row.cells[-1].text) > LONGEST_CELL:
+            return False
         inside = not row.whole and words[0][0] in "-,0123456789"
         return (self._short(row) or self._lacks(row) or inside) and (
-            all(_is_word(word) or _is_affinity(word) or word[0] in "-," for word in words)
+            all(is_word(word) or is_affinity(word) or word[0] in "-," for word in words)
         )
 
-    def _lacks(self, row: _Row) -> bool:
+    def _lacks(self, row: Row) -> bool:
         """Return whether affinity cells are missing from a row."""
-        return sum(not _is_word(cell.text) for cell in row.cells if cell.text) < len(self.titles)
+        return row.others < len(self.titles)
 
-    def _short(self, row: _Row) -> bool:
-        words = sum(_is_word(cell.text) for cell in row.cells)
-        return words < len(self.columns)
+    def _short(self, row: Row) -> bool:
+        return row.relations < len(self.columns)
 
     def add(self, number: int, line: str, *, last: bool) -> None:
         """Take a line: a row, or the rest of a wrapped header or row."""
-        if _row_name(line) is None:
-            heading = _heading(line)
+        if row_name(line) is None:
+            heading = heading_of(line)
             if heading is not None:
                 self.columns += [Cell(c.text, -1) for c in heading[0]]
                 self.titles += [Cell(c.text, -1) for c in heading[1]]
@@ -193,26 +140,31 @@ class _Table:
                 self._go_on(self.rows[-1], line.split())
                 self.rows[-1].cut = last
             return
-        cells = _cells(line)
+        cells = cells_of(line)
+        if len(self.rows) == MOST_DEVICES:
+            why = f"the matrix has more than {MOST_DEVICES} rows"
+            self.unread.append(Unread(number, line, why))
+            return
         whole = line[-1:].isspace()
-        self.rows.append(_Row(number, cells[0].text, cells[1:], "\t" in line, last, whole))
+        self.named.add(cells[0].text)
+        self.rows.append(Row(number, cells[0].text, cells[1:], "\t" in line, last, whole))
 
-    def _go_on(self, row: _Row, words: list[str]) -> None:
+    def _go_on(self, row: Row, words: list[str]) -> None:
         """Add the rest of a row that a terminal wrapped, maybe in the middle of a cell."""
         row.wrapped = True
         before = row.cells[-1].text if row.cells else ""
         if before and not row.whole:
             joins = words[0][0] in "-," or (words[0][0].isdigit() and self._short(row))
             if joins:
-                row.cells[-1] = Cell(before + words.pop(0), -1)
-            elif _is_affinity(before) and _is_affinity(words[0]):
+                row.replace_last(before + words.pop(0))
+            elif is_affinity(before) and is_affinity(words[0]):
                 self.problems.append(
                     f"{row.name}: the line is wrapped between {before!r} and {words[0]!r}: neither "
                     "is believed"
                 )
-                row.cells[-1] = Cell("", -1)
+                row.replace_last("")
                 words = ["", *words[1:]]
-        row.cells += [Cell(word, -1) for word in words]
+        row.extend([Cell(word, -1) for word in words])
 
     def finish(self, legend: dict[str, str], *, hides_nvlink: bool) -> SmiMatrix | None:
         """Return what the lines hold, None where they hold no row."""
@@ -229,10 +181,10 @@ class _Table:
         names = [name for name in names if name]
         found = self._fill(names, columns, taken)
         words = {cell.upper() for row in found for cell in row if cell}
-        kind = "p2p" if words & set(_P2P) and not words - {*_P2P, "X"} else "topo"
+        kind = "p2p" if words & set(P2P) and not words - {*P2P, "X"} else "topo"
         affinity, titles = self._affinities(taken)
         self._report_missing(names, found, named=named, kind=kind)
-        nics = [name for name in names if not _is_gpu(name)]
+        nics = [name for name in names if not is_gpu(name)]
         real = {n: n if not re.fullmatch(r"NIC\d+", n) else legend.get(n, "") for n in nics}
         if kind == "topo" and nics and not all(real.values()):
             lost = [name for name in nics if not real[name]]
@@ -255,14 +207,14 @@ class _Table:
             tuple(self.unread),
         )
 
-    def _split(self, row: _Row, width: int) -> tuple[list[Cell], list[Cell]]:
+    def _split(self, row: Row, width: int) -> tuple[list[Cell], list[Cell]]:
         """Return (matrix cells, affinity cells) of a row."""
         if row.tabs and width:
             return row.cells[:width], row.cells[width:]
         count = 0
         for cell in row.cells:
-            if _is_word(cell.text) or (
-                cell.text and not _is_affinity(cell.text) and count < max(width, 1)
+            if is_word(cell.text) or (
+                cell.text and not is_affinity(cell.text) and count < max(width, 1)
             ):
                 count += 1
             else:
@@ -272,7 +224,7 @@ class _Table:
             cells = self._by_place(row, cells)
         return cells, rest
 
-    def _by_place(self, row: _Row, cells: list[Cell]) -> list[Cell]:
+    def _by_place(self, row: Row, cells: list[Cell]) -> list[Cell]:
         """Give each word of a row with too few of them the column that it stands under."""
         self.problems.append(
             f"{row.name}: {len(cells)} cells for {len(self.columns)} columns; each is taken for "
@@ -281,30 +233,33 @@ class _Table:
         if any(cell.at < 0 for cell in (*cells, *self.columns)):
             return cells
         placed = [Cell("", -1) for _ in self.columns]
-        first = 0
+        at = [column.at for column in self.columns]  # from left to right, as the cells
+        place = 0
         for cell in cells:
-            choices = range(first, len(self.columns))
-            if not choices:
+            if place == len(at):
                 break
-            best = min(choices, key=lambda c: abs(self.columns[c].at - cell.at))
-            placed[best] = cell
-            first = best + 1
+            while place + 1 < len(at) and abs(at[place + 1] - cell.at) < abs(at[place] - cell.at):
+                place += 1
+            placed[place] = cell
+            place += 1
         return placed
 
     def _column_names(self, taken: Sequence[tuple[list[Cell], list[Cell]]]) -> list[str]:
         """Return a name for each column; those that the header lacks are known by their X."""
         names = [column.text for column in self.columns]
-        widest = min(max((len(cells) for cells, _ in taken), default=0), _MOST_DEVICES)
+        widest = min(max((len(cells) for cells, _ in taken), default=0), MOST_DEVICES)
         if widest > len(names):
             self.problems.append(
                 f"the header names {len(names)} of {widest} columns; the others are known only "
                 "where their own row has its X"
             )
         names += [""] * (widest - len(names))
+        known = set(names)
         for row, (cells, _) in zip(self.rows, taken, strict=True):
             for place, cell in enumerate(cells[: len(names)]):
-                if cell.text.upper() == "X" and not names[place] and row.name not in names:
+                if cell.text.upper() == "X" and not names[place] and row.name not in known:
                     names[place] = row.name
+                    known.add(row.name)
         return names
 
     def _fill(
@@ -321,25 +276,32 @@ class _Table:
                     continue
                 last_word = row.cut and place == len(row.cells) - 1
                 itself = (cell.text.upper() == "X") == (row.name == column)
-                if _is_word(cell.text) and itself and not last_word:
+                if is_word(cell.text) and itself and not last_word:
                     found[places[row.name]][places[column]] = cell.text.upper()
                 else:
                     why = "the text ends in this cell" if last_word else "no relation"
                     self.unread.append(Unread(row.number, cell.text, f"{row.name} {column}: {why}"))
-        for i, j in itertools.combinations(range(len(names)), 2):
+        self._compare(names, found, places)
+        return found
+
+    def _compare(
+        self, names: list[str], found: list[list[str | None]], places: dict[str, int]
+    ) -> None:
+        """Tell of pairs whose two cells differ."""
+        rows = sorted(places[row.name] for row in self.rows)  # the others have no cells
+        for i, j in itertools.combinations(rows, 2):
             a, b = found[i][j], found[j][i]
             if a and b and a != b:
                 self.problems.append(
                     f"{names[i]}-{names[j]} is {a} in one row and {b} in the other"
                 )
-        return found
 
     def _affinities(
         self, taken: Sequence[tuple[list[Cell], list[Cell]]]
     ) -> tuple[dict[str, Affinity], tuple[str, ...]]:
         found: dict[str, Affinity] = {}
         for row, (_, rest) in zip(self.rows, taken, strict=True):
-            if _is_gpu(row.name) and (self.titles or not row.wrapped):
+            if is_gpu(row.name) and (self.titles or not row.wrapped):
                 value, problems = read_affinity(rest, self.titles, tabs=row.tabs, cut=row.cut)
                 found[row.name] = value
                 self.problems += [f"{row.name}: {problem}" for problem in problems]
@@ -348,12 +310,11 @@ class _Table:
     def _report_missing(
         self, names: list[str], found: list[list[str | None]], *, named: bool, kind: str
     ) -> None:
-        have = {row.name for row in self.rows}
-        missing = [name for name in names if name not in have]
+        missing = [name for name in names if name not in self.named]
         if not named:
             self.problems.append("the header is missing: columns are known by their X only")
         if missing:
-            gpus = [name for name in names if _is_gpu(name)]
+            gpus = [name for name in names if is_gpu(name)]
             self.problems.append(
                 f"the text is incomplete: it names {len(gpus)} GPUs and "
                 f"{len(names) - len(gpus)} NICs but has no row for {_some(missing)}"
@@ -362,18 +323,11 @@ class _Table:
             f"{names[i]}-{names[j]}"
             for i in range(len(names))
             for j in range(i)
-            if names[i] in have and names[j] in have and not (found[i][j] or found[j][i])
+            if not (found[i][j] or found[j][i])
+            if names[i] in self.named and names[j] in self.named
         ]
         if empty and kind == "topo":
             self.problems.append(f"no relation is given for {_some(empty)}")
-
-
-def _row_name(line: str) -> str | None:
-    """Return the device that a row is of, None for another line."""
-    words = line.split(maxsplit=2)
-    if len(words) < 2 or not _DEVICE.fullmatch(words[0]) or _is_word(words[0]):
-        return None
-    return words[0] if _is_word(words[1]) else None
 
 
 def _some(names: Sequence[str], most: int = 6) -> str:

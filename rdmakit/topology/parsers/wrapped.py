@@ -17,6 +17,8 @@ _CLOSED = re.compile(r"X|PIX|PXB|PHB|NODE|SYS|SOC|OK|[CGT]?NS|DR|U|N/A|Affinity"
 """Words that no number goes on with."""
 _PIECE = re.compile(r"[\w,./-]{1,24}", re.ASCII)
 _NARROWEST = 40
+_LONGEST = 4096
+"""Characters of a row by which its next break is judged."""
 
 
 def unwrapped(lines: Sequence[str]) -> list[str]:
@@ -25,10 +27,13 @@ def unwrapped(lines: Sequence[str]) -> list[str]:
     A terminal breaks at one column, also inside a cell. Done only where at least two rows, or
     header and row, are broken. Numbers that may be one or two get a ``?`` between them.
     """
-    starts = [place for place, line in enumerate(lines) if _ROW.match(line) or _HEADER.match(line)]
-    if len(starts) < 2 or any("\t" in lines[place] for place in starts):
+    # A dict keeps the order, and is quick to look into.
+    starts = {
+        place: line for place, line in enumerate(lines) if _ROW.match(line) or _HEADER.match(line)
+    }
+    if len(starts) < 2 or any("\t" in line for line in starts.values()):
         return list(lines)
-    width = max(len(lines[place]) for place in starts)
+    width = max(map(len, starts.values()))
     broken: dict[int, list[int]] = {}
     for place in starts:
         rest: list[int] = []
@@ -42,8 +47,8 @@ def unwrapped(lines: Sequence[str]) -> list[str]:
         return list(lines)
     found = list(lines)
     for place, rest in broken.items():
+        found[place] = _joined([lines[number] for number in (place, *rest)])
         for after in rest:
-            found[place] = _joined(found[place], lines[after])
             found[after] = ""
     return found
 
@@ -53,15 +58,27 @@ def _continues(line: str) -> bool:
     return bool(words) and all(_PIECE.fullmatch(word) for word in words)
 
 
-def _joined(first: str, second: str) -> str:
-    """Join two pieces of a row: as one cell where the break is inside one."""
+def _joined(pieces: Sequence[str]) -> str:
+    """Join the pieces of a row: as one cell where a break is inside one."""
+    parts, before = [pieces[0]], pieces[0]
+    for piece in pieces[1:]:
+        between = _between(before, piece)
+        parts += [between, piece]
+        # What the next break is judged by: the end of what is joined, a whole word of it.
+        lone = not between.isspace() and len(piece.split()) == 1 and not piece[:1].isspace()
+        before = (before + between + piece)[-_LONGEST:] if lone else piece
+    return "".join(parts)
+
+
+def _between(first: str, second: str) -> str:
+    """Return what belongs between two pieces of a row."""
     if first[-1:].isspace() or second[:1].isspace():
-        return f"{first} {second}"
+        return " "
     a, b = first.split()[-1], second.split()[0]
     if _NUMBERS.fullmatch(a) and _NUMBERS.fullmatch(b):
-        return f"{first}?{second}"
+        return "?"
     if _CLOSED.fullmatch(a) and _NUMBERS.fullmatch(b):
-        return f"{first} {second}"
+        return " "
     if _WHOLE.fullmatch(b) and (_WHOLE.fullmatch(a) or _NUMBERS.fullmatch(a)):
-        return f"{first} {second}"
-    return first + second
+        return " "
+    return ""

@@ -11,19 +11,29 @@ import os
 import re
 import site
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.machinery import EXTENSION_SUFFIXES, PathFinder
 from pathlib import Path
 from typing import Literal
 
+from rdmakit.drivers.host import HostTree, elf_links, elf_search, mapped_files
 from rdmakit.errors import SetupError
 
-__all__ = ["FAMILY_NAMES", "MpiFamily", "family_of", "find_mpi_library", "mpirun_beside"]
+__all__ = [
+    "FAMILY_NAMES",
+    "MpiFamily",
+    "family_of",
+    "find_mpi_library",
+    "mapped_mpi",
+    "mpirun_beside",
+]
 
 MpiFamily = Literal["openmpi", "mpich", "intel"]
 
 FAMILY_NAMES: Mapping[str, str] = {"openmpi": "Open MPI", "mpich": "MPICH", "intel": "Intel MPI"}
 
+_LIBRARY = re.compile(r"libmpi(ch)?(_abi|_cray|_gnu\w*|_intel|_nvidia|_aocc|_mt)*\.so(\.\d+)*")
+"""Names of the library itself, not of what lies beside it (libmpi_cxx, libmpi_mpifh)."""
 # The order in which mpi4py tries names in a directory.
 _NAMES = ("libmpi.so", "libmpi.so.12", "libmpi.so.40")
 _LD_CACHE = Path("/etc/ld.so.cache")
@@ -42,9 +52,10 @@ def find_mpi_library(environ: Mapping[str, str]) -> Path | None:
         SetupError: mpi4py is not installed.
     """
     if "mpi4py.MPI" in sys.modules:
-        return _mapped()
+        mapped = mapped_mpi(HostTree())
+        return Path(mapped) if mapped else None
     for name in re.split(r"[ :]+", environ.get("LD_PRELOAD", "")):
-        if re.match(r"libmpi\w*\.so", Path(name).name) and _loadable(Path(name)):
+        if _LIBRARY.fullmatch(Path(name).name) and _loadable(Path(name)):
             return Path(name).resolve()
     package = _mpi4py_directory()
     for suffix in EXTENSION_SUFFIXES:  # built for one MPI, as distributions and clusters do
@@ -61,6 +72,11 @@ def find_mpi_library(environ: Mapping[str, str]) -> Path | None:
         if _loadable(path):
             return path.resolve()
     return None
+
+
+def mapped_mpi(tree: HostTree) -> str:
+    """Return the libmpi that is mapped into this process; empty where there is none. Local."""
+    return next((p for p in mapped_files(tree) if _LIBRARY.fullmatch(Path(p).name)), "")
 
 
 def family_of(library: Path) -> MpiFamily | None:
@@ -119,9 +135,14 @@ def _prefix_libraries() -> Iterator[str]:
         yield f"{sys.base_exec_prefix}/lib"
 
 
-def _linker_search(name: str, environ: Mapping[str, str], runpath: str = "") -> Iterator[Path]:
+def _linker_search(
+    name: str,
+    environ: Mapping[str, str],
+    rpath: Sequence[str] = (),
+    runpath: Sequence[str] = (),
+) -> Iterator[Path]:
     """Yield where the dynamic linker looks for ``name``."""
-    for directory in [*environ.get("LD_LIBRARY_PATH", "").split(":"), *runpath.split(":")]:
+    for directory in [*rpath, *environ.get("LD_LIBRARY_PATH", "").split(":"), *runpath]:
         if directory:
             yield Path(directory) / name
     if _LD_CACHE.is_file():  # its string table holds the paths, each ended by a zero byte
@@ -133,25 +154,10 @@ def _linker_search(name: str, environ: Mapping[str, str], runpath: str = "") -> 
 
 def _needed_by(extension: Path, environ: Mapping[str, str]) -> Path | None:
     """Return the libmpi that the linker finds for ``extension``."""
-    from elftools.elf.dynamic import DynamicSection
-    from elftools.elf.elffile import ELFFile
-
-    needed: list[str] = []
-    runpath = ""
-    with extension.open("rb") as file:
-        dynamic = ELFFile(file).get_section_by_name(".dynamic")
-        for tag in dynamic.iter_tags() if isinstance(dynamic, DynamicSection) else ():
-            if tag.entry.d_tag == "DT_NEEDED":
-                needed.append(str(vars(tag)["needed"]))
-            elif tag.entry.d_tag == "DT_RUNPATH":
-                runpath = str(vars(tag)["runpath"])
-            elif tag.entry.d_tag == "DT_RPATH":
-                runpath = runpath or str(vars(tag)["rpath"])
-    runpath = runpath.replace("$ORIGIN", str(extension.parent))
-    runpath = runpath.replace("${ORIGIN}", str(extension.parent))
-    for name in needed:
-        if re.match(r"libmpi\w*\.so", name):
-            for path in _linker_search(name, environ, runpath):
+    rpath, runpath = elf_search(str(extension))
+    for name in elf_links(extension).needed:
+        if _LIBRARY.fullmatch(name):
+            for path in _linker_search(name, environ, rpath, runpath):
                 if _loadable(path):
                     return path.resolve()
     return None
@@ -165,12 +171,3 @@ def _loadable(path: Path) -> bool:
     except OSError:
         return False
     return header[:6] == mine[:6] and header[18:20] == mine[18:20]
-
-
-def _mapped() -> Path | None:
-    """Return the libmpi that is mapped into this process."""
-    for line in Path("/proc/self/maps").read_text().splitlines():
-        path = line.split(maxsplit=5)[-1]
-        if re.fullmatch(r"libmpi(ch)?(_abi|_cray|_gnu|_intel)?[\w.]*\.so[.\d]*", Path(path).name):
-            return Path(path)
-    return None
