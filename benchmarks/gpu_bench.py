@@ -1,6 +1,6 @@
 """Every ``rdmakit bench`` that a machine with GPUs can do: one GPU shared, one each, virtual nodes.
 
-    python benchmarks/gpu_bench.py [--output FOLDER] [--budget SECONDS] [--list]
+    python benchmarks/gpu_bench.py [--output FOLDER] [--budget SECONDS] [--most SIZE] [--list]
 
 Run it with the Python whose environment has rdmakit, CuPy and an MPI. Ranks that share a GPU need
 MPS to mean anything: start it before (nvidia-cuda-mps-control -d). Each run is ended at a limit,
@@ -52,6 +52,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", type=Path, default=Path("gpu_bench"))
     parser.add_argument("--budget", type=float, default=60.0)
+    parser.add_argument("--least", default="1K", help="smallest message")
+    parser.add_argument("--most", default="256M", help="largest message")
+    parser.add_argument("--factor", default="16", help="from one size to the next")
     parser.add_argument("--list", action="store_true", help="print the commands only")
     args = parser.parse_args()
     args.output.mkdir(parents=True, exist_ok=True)
@@ -60,7 +63,7 @@ def main() -> int:
     for name, ranks, options in runs(len(cuda_tools.device_uuids())):
         command = [
             str(mpirun) if mpirun.exists() else "mpirun", "-n", str(ranks), sys.executable, "-m",
-            "rdmakit", "bench", "--device", "gpu", "-b", "1K", "-e", "256M", "-f", "16",
+            "rdmakit", "bench", "--device", "gpu", "-b", args.least, "-e", args.most, "-f", args.factor,
             "--time-budget", f"{args.budget:g}", "--output", str(args.output / f"{name}.json"),
             *options,
         ]  # fmt: skip
