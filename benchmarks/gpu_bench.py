@@ -63,7 +63,8 @@ def main() -> int:
     for name, ranks, options in runs(len(cuda_tools.device_uuids())):
         command = [
             str(mpirun) if mpirun.exists() else "mpirun", "-n", str(ranks), sys.executable, "-m",
-            "rdmakit", "bench", "--device", "gpu", "-b", args.least, "-e", args.most, "-f", args.factor,
+            "rdmakit", "bench", "--device", "gpu", "-b", args.least, "-e", args.most,
+            "-f", args.factor,
             "--time-budget", f"{args.budget:g}", "--output", str(args.output / f"{name}.json"),
             *options,
         ]  # fmt: skip
