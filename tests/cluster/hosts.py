@@ -28,7 +28,7 @@ class Hosts:
     def __init__(self, name: str, agent: Path) -> None:
         """Say how to reach the cluster; ``agent`` is written, and stands in for ssh."""
         self.name = name
-        env = {k: v for k, v in os.environ.items() if not k.startswith("UCX_")}
+        env = {k: v for k, v in os.environ.items() if not k.startswith(("UCX_", "RDMAKIT_"))}
         self.env = {k: v for k, v in env.items() if not LAUNCHER_VARIABLES.match(k)}
         self.env |= {"RDMAKIT_CLUSTER": name, "PYTHONPATH": str(ROOT)}
         self.env |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
