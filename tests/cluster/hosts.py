@@ -77,7 +77,8 @@ class Hosts:
             # Ranks by slot, in the order of hosts; variables of this process do not travel.
             options = ["--host", where, "--map-by", "slot", "--bind-to", "none",
                        "--prtemca", "plm_ssh_agent", str(self.agent),
-                       "--mca", "mpi_yield_when_idle", "1", "-x", "PYTHONPATH"]  # fmt: skip
+                       "--mca", "mpi_yield_when_idle", "1", "--mca", "btl", "^ofi",
+                       "-x", "PYTHONPATH"]  # fmt: skip
             for name, value in variables.items():
                 options += ["-x", f"{name}={value}"]
         else:

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from rdmakit.report.schema import Row
-from tests.mpi import FAMILIES, Job, python_of, run_ranks
+from tests.mpi import FAMILIES, Job, Result, python_of, run_ranks
 
 pytestmark = pytest.mark.parallel
 PROGRAMS = Path(__file__).parent / "programs"
@@ -21,7 +21,9 @@ MPI_WAYS = ("host-staged MPI", "pipelined MPI")
 QUICK = ["-e", "64K", "-f", "16", "-n", "3", "-w", "1", "--time-budget", "20"]
 
 
-def bench(n: int, *options: str, python: str | None = None, timeout: float = 90, **env: str):
+def bench(
+    n: int, *options: str, python: str | None = None, timeout: float = 90, **env: str
+) -> Result:
     return run_ranks(
         n, "-m", ["rdmakit", "bench", *options], env=env, timeout=timeout, python=python
     )
@@ -107,33 +109,51 @@ def test_without_ucx_the_mpi_channel_serves() -> None:
     assert re.search(r"pair latency +mpi/", result.out)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64", "int32", "int64"])
-@pytest.mark.parametrize("op", ["sum", "prod", "min"])
-def test_types_and_operations(dtype: str, op: str) -> None:
-    options = [*QUICK, "--layer", "allreduce", "-d", dtype, "-o", op, "--ranks-per-node", "2"]
-    result = bench(4, *options)
+def commands(n: int, given: list[list[str]], python: str | None = None) -> Result:
+    """Run ``rdmakit bench`` with each list of options, in one job."""
+    words = json.dumps([["bench", *options] for options in given])
+    return run_ranks(n, PROGRAMS / "commands.py", [words], timeout=100, python=python)
+
+
+def test_types_and_operations() -> None:
+    options = [*QUICK, "--layer", "allreduce", "--ranks-per-node", "2"]
+    types, ops = ("float32", "float64", "int32", "int64"), ("sum", "prod", "min")
+    given = [[*options, "-d", dtype, "-o", op] for dtype in types for op in ops]
+    result = commands(4, given)
     assert result.rc == 0, result.out
+    assert result.out.count("] ended 0: bench ") == 4 * len(given), result.out
+    assert result.out.count("values: 0 wrong in ") == len(given), result.out
+
+
+BAD_USAGE = [
+    (["-b", "8Q"], "'8Q' is not a size"),
+    (["-b", "1M", "-e", "8"], "-b 1M is above -e 8"),
+    (["-d", "float99"], "unknown dtype 'float99'"),
+    (["-o", "xor"], "unknown op 'xor'"),
+    (["-n", "0"], "-n 0: at least 1"),
+    (["--frobnicate"], "No such option"),
+    (["--ranks-per-node", "-1"], "0 or more"),
+    (["--gpu-map", "0,x"], "'x' is neither the number of a visible GPU nor a UUID"),
+    (["--gpu-map", "0", "--device", "cpu"], "--device cpu takes none"),
+    (["--device", "cpu", "-b", "128M"], "-b 128M is above -e 64M"),
+    (["--device", "cpu", "--algorithm", "nccl"], "--algorithm 'nccl': with host arrays"),
+]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        (["-b", "8Q"], "'8Q' is not a size"),
-        (["-b", "1M", "-e", "8"], "above -e"),
-        (["-d", "float99"], "unknown dtype 'float99'"),
-        (["-o", "xor"], "unknown op 'xor'"),
-        (["-n", "0"], "-n 0: at least 1"),
-        (["--frobnicate"], "No such option"),
-        (["--ranks-per-node", "-1"], "0 or more"),
-        (["--gpu-map", "0,x"], "'x' is neither the number of a visible GPU nor a UUID"),
-        (["--gpu-map", "0", "--device", "cpu"], "--device cpu takes none"),
-        (["--device", "cpu", "-b", "128M"], "-b 128M is above -e 64M"),
-        (["--device", "cpu", "--algorithm", "nccl"], "--algorithm 'nccl': with host arrays"),
-    ],
-)
-def test_bad_usage_is_told_once(family: str, options: list[str], says: str) -> None:
-    result = bench(3, *options, python=python_of(family), timeout=30)
+def test_bad_usage_is_told_once(family: str) -> None:
+    """Of all kinds in one job, whose ranks have not loaded MPI; of one as a user sees it."""
+    python = python_of(family)
+    result = commands(3, [options for options, _ in BAD_USAGE], python)
+    assert result.rc == 2, result.out
+    assert result.out.count("] ended 2: bench ") >= len(BAD_USAGE), result.out
+    for options, says in BAD_USAGE:
+        assert f"[0] ended 2: bench {' '.join(options)}\n" in result.out, result.out
+        assert result.out.count(says) == 1, result.out
+    assert "Traceback" not in result.out
+    assert not result.left
+    options, says = BAD_USAGE[0]
+    result = bench(3, *options, python=python, timeout=30)
     assert result.rc == 2, result.out
     assert result.out.count(says) == 1, result.out
     assert "Traceback" not in result.out
