@@ -243,6 +243,15 @@ def run_ranks(
     return Job(n, program, args, env, python, mpirun, mpirun_args).wait(timeout)
 
 
+def leftovers() -> set[str]:
+    """Return our shared memory whose makers are gone: other tests may be running."""
+    found = set()
+    for path in Path("/dev/shm").glob("rdmakit-*"):
+        if not Path("/proc", path.name.split("-")[2]).exists():
+            found.add(path.name)
+    return found
+
+
 def _mpirun(python: str) -> Path:
     return Path(python).parent / "mpirun"
 

@@ -16,7 +16,7 @@ import pytest
 
 from tests.cluster.hosts import JOB_SECONDS, MTU, TOOL, Hosts
 
-pytestmark = [pytest.mark.cluster, pytest.mark.parallel, pytest.mark.slow]
+pytestmark = [pytest.mark.cluster, pytest.mark.parallel, pytest.mark.slow, pytest.mark.quiet]
 
 HOSTS = 3
 BAD = ("fail", "warn", "unknown")

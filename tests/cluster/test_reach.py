@@ -13,7 +13,7 @@ import pytest
 from rdmakit.doctor.model import Finding, Status
 from tests.cluster.hosts import MTU, TOOL, Hosts
 
-pytestmark = [pytest.mark.cluster, pytest.mark.slow]
+pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.quiet]
 
 PROGRAM = Path(__file__).with_name("reach_node.py")
 HOSTS = 3

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.mpi import FAMILIES, Job, Result, python_of, run_ranks
+from tests.mpi import FAMILIES, Job, Result, leftovers, python_of, run_ranks
 
-pytestmark = pytest.mark.parallel
+pytestmark = [pytest.mark.parallel, pytest.mark.quiet]
 
 PROGRAM = Path(__file__).parent / "programs" / "communicator.py"
 DEBIAN = Path("/usr/bin/mpirun.openmpi")
@@ -33,15 +33,6 @@ def _nothing_stays_in_shared_memory() -> Iterator[None]:
     yield
     left = leftovers() - before
     assert not left, left
-
-
-def leftovers() -> set[str]:
-    """Return our segments whose makers are gone: other tests may be running."""
-    found = set()
-    for path in Path("/dev/shm").glob("rdmakit-*"):
-        if not Path("/proc", path.name.split("-")[2]).exists():
-            found.add(path.name)
-    return found
 
 
 def run(

@@ -13,7 +13,7 @@ import pytest
 from tests.conformance import messages, nonblocking, parts
 from tests.mpi import FAMILIES, Job, Result, python_of, run_ranks
 
-pytestmark = pytest.mark.parallel
+pytestmark = [pytest.mark.parallel, pytest.mark.quiet]
 
 PROGRAM = Path(__file__).parent / "programs" / "engine.py"
 CASES = (*messages.CASES, *nonblocking.CASES, *parts.CASES)
