@@ -31,13 +31,16 @@ _MARK = "RDMAKIT_TEST_JOB"
 # Open MPI's launcher gives its own thread a second or so to start, too short on a busy machine.
 _NOT_STARTED = "The PMIx server's listener thread failed to start"
 _STARTS = 3
-# Root, more ranks than cores, and sharing the cores: see the README's section on mpirun.
+# Root, more ranks than cores, and sharing the cores: see the README's section on mpirun. Open MPI's
+# own way over libfabric stays out: it looks for devices for a second in each MPI_Init, and carries
+# one-sided calls only, which nothing here makes.
 _SETTINGS = {
     "OMPI_ALLOW_RUN_AS_ROOT": "1",
     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
     "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
     "PRTE_MCA_hwloc_default_binding_policy": "none",
     "OMPI_MCA_mpi_yield_when_idle": "1",
+    "OMPI_MCA_btl": "^ofi",
     "PYTHONFAULTHANDLER": "1",
     "PYTHONUNBUFFERED": "1",
 }
@@ -70,6 +73,20 @@ def python_of(family: str) -> str:
     return python
 
 
+@cache
+def compiled(python: str) -> None:
+    """Have bytecode of all that ranks import: where Python keeps none each rank compiles anew.
+
+    That is half of what a rank takes to start, and where PYTHONDONTWRITEBYTECODE is set it never
+    gets better by itself.
+    """
+    if not os.access(_ROOT / "rdmakit", os.W_OK):
+        return
+    command = [python, "-m", "compileall", "-q", str(_ROOT / "rdmakit"), str(_ROOT / "tests")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, f"{done.stdout}{done.stderr}"
+
+
 @dataclass(frozen=True)
 class Result:
     """What became of a job."""
@@ -98,6 +115,7 @@ class Job:
         mpirun_args: Sequence[str] = (),
     ) -> None:
         python = python or next(iter(_found().values()), sys.executable)
+        compiled(python)
         self._mark = uuid.uuid4().hex
         environ = {k: v for k, v in os.environ.items() if not LAUNCHER_VARIABLES.match(k)}
         path = [str(_ROOT), *filter(None, [environ.get("PYTHONPATH")])]
@@ -223,6 +241,15 @@ def run_ranks(
         mpirun_args: Options for mpirun, before ``-n``.
     """
     return Job(n, program, args, env, python, mpirun, mpirun_args).wait(timeout)
+
+
+def leftovers() -> set[str]:
+    """Return our shared memory whose makers are gone: other tests may be running."""
+    found = set()
+    for path in Path("/dev/shm").glob("rdmakit-*"):
+        if not Path("/proc", path.name.split("-")[2]).exists():
+            found.add(path.name)
+    return found
 
 
 def _mpirun(python: str) -> Path:

@@ -9,63 +9,35 @@ import re
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.cluster.test_hosts import CANNOT, MTU, TOOL, Hosts, agent, family
-from tests.mpi import python_of
+from tests.cluster.hosts import JOB_SECONDS, MTU, TOOL, Hosts
 
-__all__ = ["agent", "family"]  # fixtures
-
-pytestmark = [pytest.mark.cluster, pytest.mark.parallel, pytest.mark.slow]
+pytestmark = [pytest.mark.cluster, pytest.mark.parallel, pytest.mark.slow, pytest.mark.quiet]
 
 HOSTS = 3
-LIMIT = 110.0
 BAD = ("fail", "warn", "unknown")
 _JOB = ("hosts", "addresses", "mtu", "gid", "configuration", "versions", "settings", "clock")
 Found = dict[str, Any]
 
 
 class Doctor:
-    """The command on all hosts, a rank each."""
+    """The command on the first hosts, a rank each."""
 
-    def __init__(self, hosts: Hosts, agent: Path) -> None:
-        self.hosts, self.agent = hosts, agent
-
-    def name(self, host: int) -> str:
-        return f"{self.hosts.name}{host}"
-
-    def on(self, host: int, line: str) -> str:
-        done = self.hosts.tool("run", str(host), "sh", "-c", line)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
-    def address(self, host: int) -> str:
-        return self.on(host, "ip -4 -o addr show dev link0").split()[3].partition("/")[0]
+    def __init__(self, hosts: Hosts) -> None:
+        self.hosts = hosts
+        self.name, self.address = hosts.host, hosts.address
 
     def words(self, family: str, args: list[str], environ: dict[str, str]) -> list[str]:
-        python = python_of(family)
-        names = ",".join(self.name(host) for host in range(HOSTS))
-        if family == "openmpi":
-            options = ["--host", names, "--map-by", "ppr:1:node", "--bind-to", "none",
-                       "--prtemca", "plm_ssh_agent", str(self.agent),
-                       "--mca", "mpi_yield_when_idle", "1", "-x", "PYTHONPATH"]  # fmt: skip
-            for name, value in environ.items():
-                options += ["-x", f"{name}={value}"]
-        else:
-            options = ["-hosts", names, "-launcher", "ssh", "-launcher-exec", str(self.agent)]
-            for name, value in environ.items():
-                options += ["-genv", name, value]
-        mpirun = str(Path(python).parent / "mpirun")
-        command = [python, "-m", "rdmakit", "doctor", "--json", *args]
-        return ["run", "0", mpirun, *options, "-n", str(HOSTS), *command]
+        command = ["-m", "rdmakit", "doctor", "--json", *args]
+        return self.hosts.words(family, [1] * HOSTS, command, environ)
 
     def text(self, family: str, *args: str, **environ: str) -> tuple[int, str]:
         """Return mpirun's exit status and everything that was printed."""
-        done = self.hosts.tool(*self.words(family, list(args), environ), timeout=LIMIT)
+        done = self.hosts.tool(*self.words(family, list(args), environ), timeout=JOB_SECONDS)
         return done.returncode, done.stdout + done.stderr
 
     def __call__(self, family: str, *args: str, status: int = 0, **environ: str) -> Found:
@@ -96,22 +68,9 @@ def cured(found: Found, check: str) -> str:
     return next(one["cure"] for one in found["cures"] if check in one["checks"])
 
 
-@pytest.fixture(scope="module")
-def hosts() -> Iterator[Hosts]:
-    tail = "".join(chr(ord("a") + int(digit)) for digit in str(os.getpid()))
-    hosts = Hosts(f"d{tail}")
-    done = hosts.tool("up", str(HOSTS), "--mtu", str(MTU))
-    if done.returncode == CANNOT:
-        pytest.skip(f"no emulated hosts here: {done.stderr.strip().splitlines()[-1]}")
-    assert done.returncode == 0, done.stderr
-    yield hosts
-    done = hosts.tool("down")
-    assert done.returncode == 0, done.stderr
-
-
 @pytest.fixture
-def doctor(hosts: Hosts, agent: Path) -> Doctor:
-    return Doctor(hosts, agent)
+def doctor(hosts: Hosts) -> Doctor:
+    return Doctor(hosts)
 
 
 def test_healthy(doctor: Doctor, family: str) -> None:
@@ -137,21 +96,9 @@ def test_healthy(doctor: Doctor, family: str) -> None:
         assert [one["state"] for one in counters].count("agrees") == 2, "both links counted"
 
 
-@contextlib.contextmanager
-def cut(doctor: Doctor) -> Iterator[None]:
-    """Let host 1's packets to host 2 vanish: a neighbour that nobody is, as behind a firewall."""
-    there = doctor.address(2)
-    words = f"ip neigh replace {there} lladdr 02:00:00:00:00:99 dev link0 nud permanent"
-    doctor.on(1, words)
-    try:
-        yield
-    finally:
-        doctor.on(1, f"ip neigh del {there} dev link0")
-
-
 def test_a_pair_that_is_cut(doctor: Doctor) -> None:
     """Of Open MPI's; MPICH's own MPI_Init does not end where two hosts are cut."""
-    with cut(doctor):
+    with doctor.hosts.cut(1, 2):
         found = doctor("openmpi", "--path", "--only", "net.reach", status=1)
     wrong = bad(found)
     assert set(wrong) == {"net.reach", "path.proof"}
@@ -164,22 +111,16 @@ def test_a_pair_that_is_cut(doctor: Doctor) -> None:
 
 
 def test_mtu_of_one_host(doctor: Doctor) -> None:
-    doctor.on(1, "ip link set link0 mtu 1500")
-    try:
+    with doctor.hosts.mtu(1, 1500):
         found = doctor("openmpi", "--only", "job.mtu")
-    finally:
-        doctor.on(1, f"ip link set link0 mtu {MTU}")
     wrong = bad(found)["job.mtu"]
     assert f"1500 on {doctor.name(1)}" in wrong["found"]
     assert f"mtu {MTU} on {doctor.name(1)}" in cured(found, "job.mtu")
 
 
 def test_two_hosts_of_one_name(doctor: Doctor, family: str) -> None:
-    doctor.on(2, f"echo {doctor.name(0)} >/proc/sys/kernel/hostname")
-    try:
+    with doctor.hosts.renamed(2, doctor.name(0)):
         found = doctor(family, "--only", "job.hosts", status=1)
-    finally:
-        doctor.on(2, f"echo {doctor.name(2)} >/proc/sys/kernel/hostname")
     wrong = bad(found)["job.hosts"]
     assert wrong["status"] == "fail"
     assert doctor.address(2) in wrong["found"]
@@ -221,27 +162,10 @@ def test_settings_that_end_mpi_init(doctor: Doctor, name: str, value: str, check
         assert re.search(rf"{doctor.name(host)}: fail: {check}: .*{name}={value}.*; cure: ", out)
 
 
-@contextlib.contextmanager
-def bridges(doctor: Doctor) -> Iterator[None]:
-    """Give each host a docker0, which has the same address everywhere."""
-    for host in range(HOSTS):
-        doctor.on(
-            host,
-            "ip link add docker0 type bridge; ip addr add 172.17.0.1/16 dev docker0;"
-            "ip link add veth1 type veth peer name veth2; ip link set veth1 master docker0 up;"
-            "ip link set veth2 up; ip link set docker0 up",
-        )
-    try:
-        yield
-    finally:
-        for host in range(HOSTS):
-            doctor.on(host, "ip link del docker0; ip link del veth1")
-
-
 def test_a_bridge_with_one_address_on_all_hosts(doctor: Doctor) -> None:
     ways = {"UCX_NET_DEVICES": "docker0", "OMPI_MCA_btl_tcp_if_include": "link0"}
     only = ("--only", "ucx.net_devices", "--only", "job.addresses", "--only", "net.reach")
-    with bridges(doctor):
+    with doctor.hosts.bridges(HOSTS):
         left_out = doctor("openmpi", *only, status=1, **ways)
         taken = doctor("openmpi", *only, status=1, UCX_TCP_BRIDGE_ENABLE="y", **ways)
     assert set(bad(left_out)) == {"ucx.net_devices"}
@@ -255,7 +179,7 @@ def test_a_bridge_with_one_address_on_all_hosts(doctor: Doctor) -> None:
 
 def test_an_mpi_whose_own_messages_go_astray(doctor: Doctor) -> None:
     """Open MPI takes docker0 as well, and what ranks send there comes back to the host itself."""
-    with bridges(doctor):
+    with doctor.hosts.bridges(HOSTS):
         rc, out = doctor.text("openmpi", "--only", "host.files")
     if "failed to TCP connect to a peer MPI process" in out:
         # Nobody listens there: MPI itself names the address and ends all ranks at once.
@@ -280,7 +204,7 @@ def test_a_rank_that_is_seized(doctor: Doctor, number: signal.Signals) -> None:
     )  # fmt: skip
     try:
         os.kill(first_rank(doctor.name(2)), number)
-        out, _ = job.communicate(timeout=LIMIT)
+        out, _ = job.communicate(timeout=JOB_SECONDS)
     finally:
         job.kill()
     assert job.returncode != 0, out

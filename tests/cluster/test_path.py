@@ -2,43 +2,25 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-from tests.cluster.test_hosts import ROOT, Hosts, agent, family, hosts
-from tests.mpi import python_of
+from tests.cluster.hosts import ROOT, Hosts
 from tests.parallel.test_path import report_in
-
-__all__ = ["agent", "family", "hosts"]  # fixtures
 
 pytestmark = [pytest.mark.cluster, pytest.mark.parallel, pytest.mark.slow]
 
 PROGRAM = ROOT / "tests" / "parallel" / "programs" / "path.py"
 
 
-def run(
-    hosts: Hosts, agent: Path, family: str, slots: list[int], args: list[str]
-) -> tuple[int, str]:
+def run(hosts: Hosts, family: str, slots: list[int], args: list[str]) -> tuple[int, str]:
     """Run Python with ``args`` and return mpirun's status and all output."""
-    python = python_of(family)
-    where = ",".join(f"{hosts.name}{host}:{count}" for host, count in enumerate(slots))
-    if family == "openmpi":
-        options = ["--host", where, "--map-by", "slot", "--bind-to", "none",
-                   "--prtemca", "plm_ssh_agent", str(agent),
-                   "--mca", "mpi_yield_when_idle", "1", "-x", "PYTHONPATH"]  # fmt: skip
-    else:
-        options = ["-hosts", where, "-launcher", "ssh", "-launcher-exec", str(agent)]
-    done = hosts.tool(
-        "run", "0", str(Path(python).parent / "mpirun"), *options, "-n", str(sum(slots)), python,
-        *args, timeout=110,
-    )  # fmt: skip
+    done = hosts.job(family, slots, args)
     return done.returncode, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("slots", [[1, 1], [2, 1, 1]], ids=str)
-def test_tcp_is_proven(hosts: Hosts, agent: Path, family: str, slots: list[int]) -> None:
-    rc, out = run(hosts, agent, family, slots, [str(PROGRAM)])
+def test_tcp_is_proven(hosts: Hosts, family: str, slots: list[int]) -> None:
+    rc, out = run(hosts, family, slots, [str(PROGRAM)])
     assert rc == 0, out
     report = report_in(out)
     assert len(report.pairs) == len(slots) * (len(slots) - 1) // 2
@@ -52,16 +34,16 @@ def test_tcp_is_proven(hosts: Hosts, agent: Path, family: str, slots: list[int])
         assert len(variant.uses) == 2
 
 
-def test_demands(hosts: Hosts, agent: Path, family: str) -> None:
+def test_demands(hosts: Hosts, family: str) -> None:
     bench = ["-m", "rdmakit", "bench", "--device", "cpu", "--layer", "inter", "-b", "64K", "-e",
              "64K", "-n", "2", "--time-budget", "2"]  # fmt: skip
-    rc, out = run(hosts, agent, family, [1, 1], [*bench, "--require", "rdma"])
+    rc, out = run(hosts, family, [1, 1], [*bench, "--require", "rdma"])
     assert rc == 1, out
     assert "  tcp: ranks 0 -> 1" in out
     assert "(b) sender: link0 sent" in out
     assert f"rdma is required, but ranks 0 -> 1 ({hosts.name}0 -> {hosts.name}1) are tcp" in out
     assert "pair latency" not in out  # nothing was measured
-    rc, out = run(hosts, agent, family, [1, 1], bench)
+    rc, out = run(hosts, family, [1, 1], bench)
     assert rc == 0, out
     assert "  tcp: ranks 0 -> 1" in out
     assert "pair latency" in out

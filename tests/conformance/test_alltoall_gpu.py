@@ -12,11 +12,10 @@ from rdmakit.arguments import IN_PLACE
 from rdmakit.communicator import Communicator
 from rdmakit.errors import CollectiveMismatch, InvalidArgument, RdmaKitError, UnsupportedError
 from rdmakit.plan.shape import Kind
-from tests.conformance import test_device
 from tests.conformance.fake_gpu import Array
-from tests.conformance.test_device import WAYS, with_gpus
+from tests.conformance.gpu_ranks import WAYS, with_gpus
 
-_small_pieces = test_device._small_pieces
+pytestmark = pytest.mark.usefixtures("small_pieces")
 
 
 def sent(source: int, size: int, count: int, dtype: str = "int32") -> np.ndarray[Any, Any]:

@@ -18,14 +18,13 @@ from rdmakit.datatypes import SUM
 from rdmakit.errors import CollectiveMismatch, InvalidArgument, RdmaKitError, UnsupportedError
 from rdmakit.plan.shape import Kind
 from rdmakit.refused import REFUSED
-from tests.conformance import test_device
 from tests.conformance.blocks import BLOCKING, CASES, Where
 from tests.conformance.fake_gpu import Array
+from tests.conformance.gpu_ranks import WAYS, with_gpus
 from tests.conformance.ranks import SMALL_WINDOW, with_comm
-from tests.conformance.test_device import WAYS, with_gpus
 
 SHAPES = ([1], [2], [3], [4], [2, 2], [3, 1], [1, 1, 2], [1, 1, 1])
-_small_pieces = test_device._small_pieces
+pytestmark = pytest.mark.usefixtures("small_pieces")
 CHECKED = Config(window_bytes=SMALL_WINDOW, timeout=20, check=True)
 
 

@@ -22,7 +22,8 @@ from rdmakit.inter.tags import (
     with_source,
 )
 from rdmakit.memory import MemoryBootstrap, MemoryChannel, run_threads
-from tests.conformance.cases import CHANNEL_CASES, wait_for
+from tests.conformance.cases import wait_for
+from tests.conformance.channel_cases import CHANNEL_CASES
 from tests.conformance.fake_gpu import Door
 
 

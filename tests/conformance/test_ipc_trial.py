@@ -11,7 +11,7 @@ from rdmakit.communicator import Communicator
 from rdmakit.doctor.ipc_trial import try_ipc
 from rdmakit.doctor.model import Finding, Status
 from tests.conformance.fake_gpu import Array
-from tests.conformance.test_device import WAYS, with_gpus
+from tests.conformance.gpu_ranks import WAYS, with_gpus
 
 
 def trial(comm: Communicator, spoil: bool = False) -> list[Finding]:

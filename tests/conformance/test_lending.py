@@ -15,8 +15,8 @@ from rdmakit.lending import SLOTS, Lender, pieces_of
 from rdmakit.protocols import Form
 from rdmakit.request import Request
 from tests.conformance.fake_gpu import Array
+from tests.conformance.gpu_ranks import with_gpus
 from tests.conformance.messages import raises, values
-from tests.conformance.test_device import with_gpus
 
 SLOT = 1 << 10
 

@@ -16,6 +16,8 @@ from rdmakit import (
 )
 from rdmakit.datatypes import AVG, SUM
 from tests.conformance.fake_gpu import Array
+from tests.conformance.gpu_ranks import SHAPES as GPU_SHAPES
+from tests.conformance.gpu_ranks import WAYS, with_gpus
 from tests.conformance.many_cases import (
     SMALL,
     check,
@@ -23,8 +25,6 @@ from tests.conformance.many_cases import (
     mine,
 )
 from tests.conformance.messages import raises
-from tests.conformance.test_device import SHAPES as GPU_SHAPES
-from tests.conformance.test_device import WAYS, with_gpus
 
 
 def gpu_arrays(comm: Any, items: Any, turn: int = 0) -> list[Array]:

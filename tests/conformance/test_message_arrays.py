@@ -27,9 +27,9 @@ from rdmakit.device_mail import DeviceMail
 from rdmakit.request import Request
 from rdmakit.status import ANY_SOURCE, ANY_TAG, Status
 from tests.conformance.fake_gpu import Array
+from tests.conformance.gpu_ranks import with_gpus
 from tests.conformance.messages import CASES, raises, ring, values
 from tests.conformance.ranks import with_comm
-from tests.conformance.test_device import with_gpus
 
 PIECE, SMALL = 1 << 10, 1 << 7
 WAYS = {

@@ -15,7 +15,7 @@ from rdmakit.intra import posix_shm
 from rdmakit.intra.posix_shm import PosixWindow, Segment, probe_reach
 from rdmakit.memory import MemoryBootstrap, MemoryWindow, run_threads
 from rdmakit.protocols import Window
-from tests.conformance.cases import WINDOW_CASES, too_many_counters
+from tests.conformance.window_cases import WINDOW_CASES, too_many_counters
 
 KINDS = ("memory", "shm", "shm-named")
 

@@ -13,7 +13,7 @@ import pytest
 from tests.faults.test_faults_process import assert_gone, pids
 from tests.mpi import FAMILIES, Job, Result, python_of
 
-pytestmark = [pytest.mark.parallel, pytest.mark.slow]
+pytestmark = [pytest.mark.parallel, pytest.mark.slow, pytest.mark.quiet]
 
 PROGRAM = Path(__file__).resolve().parents[1] / "parallel" / "programs" / "busy.py"
 N = 4

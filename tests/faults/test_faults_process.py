@@ -11,7 +11,7 @@ import pytest
 
 from tests.mpi import FAMILIES, Job, python_of, run_ranks
 
-pytestmark = [pytest.mark.parallel, pytest.mark.slow]
+pytestmark = [pytest.mark.parallel, pytest.mark.slow, pytest.mark.quiet]
 
 DEADLINE = 3.0
 

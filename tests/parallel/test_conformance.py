@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.conformance.cases import CHANNEL_CASES, WINDOW_CASES
+from tests.conformance.channel_cases import CHANNEL_CASES
+from tests.conformance.window_cases import WINDOW_CASES
 from tests.mpi import FAMILIES, python_of, run_ranks
 
 pytestmark = pytest.mark.parallel

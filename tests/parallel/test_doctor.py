@@ -12,7 +12,7 @@ import pytest
 
 from tests.mpi import FAMILIES, Job, python_of, run_ranks
 
-pytestmark = pytest.mark.parallel
+pytestmark = [pytest.mark.parallel, pytest.mark.quiet]
 PROGRAM = Path(__file__).parent / "programs" / "doctor_nodes.py"
 LIMIT = 100.0
 

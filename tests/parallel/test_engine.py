@@ -13,14 +13,10 @@ import pytest
 from tests.conformance import messages, nonblocking, parts
 from tests.mpi import FAMILIES, Job, Result, python_of, run_ranks
 
-pytestmark = pytest.mark.parallel
+pytestmark = [pytest.mark.parallel, pytest.mark.quiet]
 
 PROGRAM = Path(__file__).parent / "programs" / "engine.py"
-CASES = {
-    "messages_": messages.CASES,
-    "nonblocking_": nonblocking.CASES,
-    "parts_": parts.CASES,
-}
+CASES = (*messages.CASES, *nonblocking.CASES, *parts.CASES)
 
 
 @pytest.fixture(params=FAMILIES)
@@ -43,11 +39,10 @@ def told(result: Result, what: str) -> list[str]:
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4])
-@pytest.mark.parametrize("mode", CASES)
-def test_every_case(family: str, mode: str, n: int) -> None:
+def test_every_case(family: str, n: int) -> None:
     """Over UCX and over MPI, in one node, in nodes of one rank and of two: in one job."""
-    result = run(family, n, mode)
-    for case in CASES[mode]:
+    result = run(family, n, "cases")
+    for case in CASES:
         assert f"ok auto 0 {case.__name__} " in result.out, result.out
         if n > 1:
             assert f"ok auto 1 {case.__name__} " in result.out, result.out

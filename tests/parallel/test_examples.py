@@ -1,4 +1,4 @@
-"""Each program in benchmarks/examples, on host arrays, as a user runs it."""
+"""Each program in benchmarks/examples, on host arrays."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from tests.mpi import FAMILIES, python_of, run_ranks
 pytestmark = pytest.mark.parallel
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "benchmarks" / "examples"
+PROGRAM = Path(__file__).parent / "programs" / "examples.py"
 SAYS = {
     "conjugate_gradient": "conjugate gradients, 301 unknowns",
     "heat": "points in {blocks} blocks",
@@ -25,17 +26,26 @@ def test_all_are_run() -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("name", SAYS)
 @pytest.mark.parametrize(("n", "per_node", "shape", "blocks"), SHAPES)
-def test_example(family: str, name: str, n: int, per_node: int, shape: str, blocks: str) -> None:
+def test_examples(family: str, n: int, per_node: int, shape: str, blocks: str) -> None:
+    """All in one job: starting ranks is most of the time."""
     env = {"RDMAKIT_RANKS_PER_NODE": str(per_node), "RDMAKIT_CHECK": "1"}
-    result = run_ranks(n, EXAMPLES / f"{name}.py", env=env, timeout=90, python=python_of(family))
+    result = run_ranks(n, PROGRAM, list(SAYS), env=env, timeout=90, python=python_of(family))
     assert result.rc == 0, result.out
     lines = [line for line in result.out.splitlines() if line.startswith(f"{shape} ranks, NumPy: ")]
-    assert len(lines) == 1, result.out
-    assert SAYS[name].format(blocks=blocks) in lines[0]
-    assert lines[0].endswith(": right")
+    assert len(lines) == len(SAYS), result.out
+    for line, says in zip(lines, SAYS.values(), strict=True):
+        assert says.format(blocks=blocks) in line
+        assert line.endswith(": right")
     assert not result.left
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_an_example_by_itself(family: str) -> None:
+    """As a user starts it."""
+    result = run_ranks(2, EXAMPLES / "heat.py", timeout=60, python=python_of(family))
+    assert result.rc == 0, result.out
+    assert result.out.rstrip().endswith(": right"), result.out
 
 
 def test_a_wrong_result_is_told(tmp_path: Path) -> None:

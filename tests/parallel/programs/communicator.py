@@ -367,11 +367,15 @@ def quiet() -> None:
                 assert np.isnan(x).all()
 
 
-def part_of_env() -> None:
-    try:
-        Communicator()
-    except InvalidArgument as exc:
-        say("InvalidArgument:", exc)
+def variables() -> None:
+    for name in ("RDMAKIT_UCX", "RDMAKIT_WINDOW", "RDMAKIT_CHECK"):
+        os.environ[name] = "perhaps"
+        try:
+            Communicator()
+        except InvalidArgument as exc:
+            say("InvalidArgument:", exc)
+        del os.environ[name]
+    Communicator().close()
 
 
 def open_and_close() -> None:

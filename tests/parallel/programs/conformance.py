@@ -14,7 +14,8 @@ from rdmakit.bootstrap import MpiBootstrap
 from rdmakit.inter.mpi import MpiChannel
 from rdmakit.inter.ucx import UcxChannel
 from rdmakit.intra.posix_shm import PosixWindow
-from tests.conformance.cases import CHANNEL_CASES, WINDOW_CASES
+from tests.conformance.channel_cases import CHANNEL_CASES
+from tests.conformance.window_cases import WINDOW_CASES
 
 
 def makers(boot: MpiBootstrap) -> dict[str, tuple[tuple[Any, ...], Callable[..., Any]]]:

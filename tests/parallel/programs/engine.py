@@ -70,15 +70,10 @@ def run_cases(cases: Sequence[Callable[[Communicator], None]]) -> None:
                         f"{time.monotonic() - start:.2f} s")  # fmt: skip
 
 
-def messages_() -> None:
+def cases() -> None:
+    """All of each kind, with communicators of their own."""
     run_cases((*messages.CASES, mpi4py_words))
-
-
-def nonblocking_() -> None:
     run_cases(nonblocking.CASES)
-
-
-def parts_() -> None:
     run_cases((*parts.CASES, mpi4py_groups))
 
 

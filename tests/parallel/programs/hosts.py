@@ -1,4 +1,4 @@
-"""A job on several hosts: hosts.py results | hosts.py bytes ALGORITHM."""
+"""A job on several hosts, hosts.py ALGORITHM...: right values, then the bytes of each algorithm."""
 
 from __future__ import annotations
 
@@ -63,8 +63,6 @@ def count(comm: Communicator, algorithm: str) -> None:
 
 
 with Communicator() as comm:
-    if sys.argv[1] == "results":
-        results(comm)
-    else:
-        for name in sys.argv[2:]:
-            count(comm, name)
+    results(comm)
+    for name in sys.argv[1:]:
+        count(comm, name)
