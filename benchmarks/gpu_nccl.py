@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 from collections.abc import Callable
 from functools import partial
@@ -195,7 +196,9 @@ def main() -> None:
         facts = cuda.device_facts(cupy.cuda.Device().id)
         told = {
             "gpu": facts.name, "ranks": comm.size, "nccl": nccl.version(),
-            "multicast": "off", "notes": comm.notes, "rows": bench.rows,
+            "nvls": os.environ.get("NCCL_NVLS_ENABLE", "default"), "cupy": cupy.__version__,
+            "driver": cupy.cuda.runtime.driverGetVersion(), "sms": facts.sms,
+            "cpus": os.cpu_count(), "notes": comm.notes, "rows": bench.rows,
         }  # fmt: skip
         Path(args.json).write_text(json.dumps(told, indent=1) + "\n")
     bench.nccl.close()

@@ -39,15 +39,25 @@ class Agreement:
         Raises:
             CollectiveMismatch: on every rank; names the odd ones.
         """
-        if not self._on:
-            return
-        text = self._numbered(mine)
-        before = current.enter(f"{self._label}check", timeout=self._waiter.timeout)
+        run = self.start(mine)
+        if run is not None:
+            self._finish(run, "check")
+
+    def _finish(self, run: Poll, what: str) -> None:
+        """Wait for what was begun.
+
+        The same messages as :meth:`start`'s, so that a call that blocks on one rank is compared
+        with one that does not on another, or is refused there.
+        """
+        before = current.enter(f"{self._label}{what}", timeout=self._waiter.timeout)
         try:
-            told = self._bootstrap.allgather(text)
+            self._waiter.until(run.advance, (), run.waits_for)
+        except BaseException as exc:
+            run.abandon()
+            self._fail(exc)
+            raise
         finally:
             current.restore(before)
-        self._compare(told)
 
     def start(self, mine: str) -> Poll | None:
         """Begin the same; it raises when it is asked. Collective, does not block; None if off."""
@@ -69,12 +79,9 @@ class Agreement:
 
         Collective, blocking. Raises as :meth:`agree`.
         """
-        before = current.enter(f"{self._label}exchange", timeout=self._waiter.timeout)
-        try:
-            told = self._bootstrap.allgather(self._numbered(mine) + _MARK + facts)
-        finally:
-            current.restore(before)
-        return self._facts(told)
+        facts_of: list[list[bytes]] = []
+        self._finish(self.start_exchange(mine, facts, facts_of.append), "exchange")
+        return facts_of[0]
 
     def start_exchange(
         self, mine: str, facts: bytes, take: Callable[[list[bytes]], object]

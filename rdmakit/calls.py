@@ -141,7 +141,9 @@ class Calls(HostCalls):
             root = integer("root", root)
             send, recv, op, name = self._resolve(kind, sendbuf, recvbuf, op, algorithm, root)
             begins: list[Callable[[], Run | None]] = []
-            if name != "device":
+            if name == "device":
+                self._gpu().refuse_gaps(send, recv)
+            else:
                 what, keep = (kind, send, recv, op, name, root), (sendbuf, recvbuf)
                 begins = self._host_steps(*what, keep, HostScratch())
         except (InvalidArgument, UnsupportedError) as exc:

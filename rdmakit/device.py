@@ -18,7 +18,7 @@ from rdmakit.device_side import stream_of
 from rdmakit.device_ways import DeviceWays
 from rdmakit.errors import RdmaKitError, UnsupportedError
 from rdmakit.family import Poll, Run
-from rdmakit.intra.device_node import Registration
+from rdmakit.intra.device_registry import Registration
 from rdmakit.packing import moved
 from rdmakit.plan.shape import Form, Kind, Limits
 from rdmakit.reduction import REDUCES
@@ -109,6 +109,18 @@ class DeviceGroup(DeviceWays):
         elif send.address != recv.address:  # alone
             self._side.gpu.door.copy_async(recv.address, send.address, recv.nbytes, number)
 
+    def refuse_gaps(self, send: Buffer, recv: Buffer) -> None:
+        """See that a call that does not block can take the arrays. Local; knows it once begun.
+
+        Raises:
+            UnsupportedError: the host steps through it, and they have gaps.
+        """
+        if self._stepped is not None and (send.strided or recv.strided) is not None:
+            raise UnsupportedError(
+                "arrays with gaps in a call that does not block, where the host steps through "
+                "it: call the blocking form, or pass cupy.ascontiguousarray of it"
+            )
+
     def start(
         self, kind: Kind, send: Buffer, recv: Buffer, op: ReduceOp, root: int, stream: Any
     ) -> Callable[[], Run]:
@@ -138,11 +150,7 @@ class DeviceGroup(DeviceWays):
                     f"{op.name} in a call that does not block, where the host steps through it: "
                     "call the blocking form"
                 )
-            if send.strided is not None or recv.strided is not None:
-                raise UnsupportedError(
-                    "arrays with gaps in a call that does not block, where the host steps through "
-                    "it: call the blocking form, or pass cupy.ascontiguousarray of it"
-                )
+            self.refuse_gaps(send, recv)
             side.follow(number, (send, recv))
             return self._stepped.start(kind, send, recv, op, root, number)
         self.run(kind, send, recv, op, root, stream, _no_host, None)

@@ -84,10 +84,9 @@ class _Outgoing:
     def begin(self, way: Mail, peer: int, number: int, moved: Moved) -> Parts:
         lender = self.mail.lender()
         if lender is not None and peer in lender.ranks and self.nbytes >= LEAST:
-            lies = lender.place(self.address, self.nbytes) is not None
-            slot = None if lies else lender.take()
-            if lies or slot is not None:
-                return Lending(self, lender, way, peer, number, moved, slot)
+            first = lender.place(self.address, self.nbytes) or lender.take()
+            if first is not None:
+                return Lending(self, lender, way, peer, number, moved, first)
         if self.mail.direct and way.direct:
             return _SendingDirect(self, cast(DirectMail, way), peer, number, moved)
         return _Sending(self, way, peer, number, moved)

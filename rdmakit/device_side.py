@@ -13,7 +13,7 @@ import msgspec
 from rdmakit.buffer import Buffer
 from rdmakit.device_mail import DeviceMail
 from rdmakit.drivers import cuda
-from rdmakit.errors import InvalidArgument, SetupError, UnsupportedError
+from rdmakit.errors import CudaError, InvalidArgument, SetupError, UnsupportedError
 from rdmakit.executor import Guard, Places
 from rdmakit.inter.staged import StagedChannel
 from rdmakit.intra import device_local
@@ -31,6 +31,8 @@ from rdmakit.waiting import Waiter
 __all__ = ["DeviceSide", "Gpu", "stream_of"]
 
 _SEEN_KEPT = 4096
+_QUARANTINE: list[object] = []
+"""Sides of communicators that failed, with the memory that peers have mapped."""
 
 
 @dataclass(frozen=True)
@@ -241,14 +243,25 @@ class DeviceSide:
         """Register the slots that messages go through. Collective in the node, blocking."""
         if self._boot.size == 1 or self.node is None:
             return
-        slots = self.gpu.door.DeviceMemory(SLOT * SLOTS)
+        memory, problem = None, ""
         try:
-            self.node.register(slots.address, slots.nbytes, slots)
-        except SetupError as exc:  # on every rank of the node
-            slots.close()
-            self.notes.append(f"messages of GPU memory go through pinned host memory: {exc}")
-            return
-        self.lender = Lender(self.node, slots.address, self.neighbours)
+            memory = self.gpu.door.DeviceMemory(SLOT * SLOTS)
+        except (CudaError, MemoryError) as exc:
+            problem = f"no room for {SLOT * SLOTS} bytes: {exc}"
+        told = [text.decode() for text in self._boot.allgather(problem.encode())]
+        problem = next((f"local rank {r}: {text}" for r, text in enumerate(told) if text), "")
+        if not problem and memory is not None:
+            try:
+                slots = self.node.register(memory.address, memory.nbytes, memory)
+                self.lender = Lender(self.node, slots, self.neighbours)
+                return
+            except SetupError as exc:  # on every rank of the node
+                problem = str(exc)
+        if memory is not None:
+            memory.close()
+        self.notes.append(
+            f"messages of GPU memory in the node go through pinned host memory: {problem}"
+        )
 
     @property
     def resident(self) -> bool:
@@ -370,6 +383,7 @@ class DeviceSide:
         """After an error: end waiting kernels. Local; memory stays until exit."""
         if self.node is not None:
             self.node.abort()
+            _QUARANTINE.append(self)  # peers' kernels may still write to what is registered
 
     def close(self) -> None:
         """Release everything. Collective in the node, blocking; after an error local.

@@ -18,7 +18,7 @@ from rdmakit.errors import (
     UnsupportedError,
 )
 from rdmakit.family import Family, Poll
-from rdmakit.intra.device_calls import Registration
+from rdmakit.intra.device_registry import Registration
 from rdmakit.process.phase import current
 from rdmakit.protocols import Bootstrap
 from rdmakit.waiting import Waiter
@@ -104,7 +104,10 @@ class Group:
         return self._gpu().register(buffer.address, buffer.nbytes, array)
 
     def unregister(self, registration: Registration | None) -> None:
-        """Undo :meth:`register`. Collective in the node, blocking: waits for this rank's calls."""
+        """Undo :meth:`register`. Collective in the node, blocking: waits for this rank's calls.
+
+        Messages of the array have been received before: inside the node they are read from it.
+        """
         self._take_turn()
         self._agreement.agree("unregister")
         self._gpu().unregister(registration)

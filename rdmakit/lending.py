@@ -44,16 +44,25 @@ def pieces_of(nbytes: int) -> int:
 class Lender:
     """This rank's slots, and what the node's ranks have registered. With the engine's lock held."""
 
-    def __init__(self, node: Any, address: int, ranks: Mapping[int, int]) -> None:
+    def __init__(self, node: Any, slots: Any, ranks: Mapping[int, int]) -> None:
         """Describe it. Local.
 
         Args:
-            node: the node's collectives, with which the slots are registered.
-            address: of the slots, ``SLOT * SLOTS`` bytes.
+            node: the node's collectives, with which memory is registered.
+            slots: the registration of the slots, ``SLOT * SLOTS`` bytes.
             ranks: the rank in the node of each rank of the communicator that is there.
         """
-        self._node, self.ranks = node, ranks
-        self._free = [address + slot * SLOT for slot in range(SLOTS)]
+        self._node, self._slots, self.ranks = node, slots, ranks
+        self._free = [slots.address + slot * SLOT for slot in range(SLOTS)]
+
+    def knows(self, index: int) -> bool:
+        """Return whether a registration was made here: peers may have made it a moment before."""
+        newest: int = self._node.registry.newest
+        return index <= newest
+
+    def place_of_slot(self, slot: int) -> tuple[int, int]:
+        """Return (registration, offset) of a slot."""
+        return self._slots.index, slot - self._slots.address
 
     def place(self, address: int, nbytes: int) -> tuple[int, int] | None:
         """Return (registration, offset) of bytes, or None where they are not registered."""
@@ -66,7 +75,7 @@ class Lender:
         Raises:
             TransportError: they are not: it is registered there only.
         """
-        address: int | None = self._node.mapped(index, self.ranks[source], offset, nbytes)
+        address: int | None = self._node.registry.mapped(index, self.ranks[source], offset, nbytes)
         if address is None:
             raise TransportError(
                 f"rank {source} sends {nbytes} bytes of its registration {index}, which is not "
@@ -88,7 +97,7 @@ class Lending:
 
     def __init__(
         self, data: Any, lender: Lender, way: Mail, peer: int, number: int, moved: Moved,
-        slot: int | None,
+        first: tuple[int, int] | int,
     ) -> None:  # fmt: skip
         """Describe it. Local.
 
@@ -99,22 +108,22 @@ class Lending:
             peer: who receives it.
             number: of the message.
             moved: tells that something moved.
-            slot: the first slot; None where the bytes are registered themselves.
+            first: the place of the bytes, where they are registered themselves; or a slot.
         """
         self._data, self._lender, self._way, self._peer = data, lender, way, peer
         self._number, self._moved = number, moved
-        self._slots = [] if slot is None else [slot]
-        self._whole = slot is None
-        self._piece = data.nbytes if slot is None else pieces_of(data.nbytes)
+        self._slots = [first] if isinstance(first, int) else []
+        self._whole = None if isinstance(first, int) else first
+        self._piece = pieces_of(data.nbytes)
         self._filled = deque[tuple[int, int, Any]]()  # slot, bytes, event
-        self._lent = deque[int]()
+        self._lent = deque[int | None]()  # slots
         self._words = deque[tuple[Bytes, Request]]()
         self._at, self._ready = 0, False
 
     def taken(self) -> None:
         """Hear that the receiver has taken the next piece."""
         slot = self._lent.popleft()
-        if not self._whole:
+        if slot is not None:
             self._slots.append(slot)
         self._moved()
 
@@ -126,13 +135,13 @@ class Lending:
             if not data.ready.done():
                 return False
             self._ready = True
-            if self._whole:
+            if self._whole is not None:
                 self._at = data.nbytes
-                self._tell(data.address, data.nbytes)
+                self._tell(self._whole, data.nbytes, None)
         while self._filled and self._filled[0][2].done():
             slot, nbytes, event = self._filled.popleft()
             data.mail.give(event, None)
-            self._tell(slot, nbytes)
+            self._tell(self._lender.place_of_slot(slot), nbytes, slot)
             self._moved()
         self._fill()
         while self._words and self._words[0][1].done():
@@ -159,13 +168,11 @@ class Lending:
             self._filled.append((slot, nbytes, event))
             self._at += nbytes
 
-    def _tell(self, address: int, nbytes: int) -> None:
-        place = self._lender.place(address, nbytes)
-        assert place is not None, "slots and registered arrays are registered"
+    def _tell(self, place: tuple[int, int], nbytes: int, slot: int | None) -> None:
         record = np.array([(*place, nbytes)], _RECORD).view(np.uint8)
         request = self._way.send(self._peer, record, self._number, Form.LENT)
         self._words.append((record, request))
-        self._lent.append(address)
+        self._lent.append(slot)
 
     def abandon(self, way: Mail, keep: Sequence[object]) -> None:
         """See :class:`rdmakit.long_mail.Parts`."""
@@ -210,10 +217,10 @@ class _Taking:
         side = self._side
         if self._told is not None:
             return self._told.done()
-        if side.lender is None:
+        source, index, offset, nbytes = self._place
+        if side.lender is None or not side.lender.knows(index):
             return False  # this rank is about to have it: the sender has been there already
         side.enter()
-        source, index, offset, nbytes = self._place
         if self._event is None:
             stream, self._event = side.mail.streams[1], side.mail.event()
             address = side.lender.find(source, index, offset, nbytes)

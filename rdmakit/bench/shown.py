@@ -60,8 +60,8 @@ class Shown:
     def close(self) -> None:
         """Show the summary of the whole run."""
         summary = summarize(self.rows)
-        self._sum_up(summary, interrupted=False)
         self._keep(summary=summary, interrupted=False)
+        self._sum_up(summary, interrupted=False)
         if self._file is not None:
             self.lines([f"  written: {self._output}"])
 

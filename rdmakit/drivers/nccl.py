@@ -132,10 +132,12 @@ class NcclGroup:
         """Send a block to each rank and receive one from each, grouped, as NCCL advises."""
         nccl = _module()
         nccl.groupStart()
-        for peer in range(self._size):
-            self._comm.send(send + peer * nbytes, nbytes, nccl.NCCL_UINT8, peer, stream)
-            self._comm.recv(recv + peer * nbytes, nbytes, nccl.NCCL_UINT8, peer, stream)
-        nccl.groupEnd()
+        try:
+            for peer in range(self._size):
+                self._comm.send(send + peer * nbytes, nbytes, nccl.NCCL_UINT8, peer, stream)
+                self._comm.recv(recv + peer * nbytes, nbytes, nccl.NCCL_UINT8, peer, stream)
+        finally:
+            nccl.groupEnd()
 
     def close(self) -> None:
         """Leave the group. Collective in NCCL's sense, blocking, idempotent."""

@@ -15,7 +15,6 @@ import numpy as np
 from rdmakit.datatypes import ReduceOp, check_reduction
 from rdmakit.errors import InvalidArgument
 from rdmakit.intra import device_kernels as kernels
-from rdmakit.intra.cuda_ipc import Shared
 from rdmakit.intra.device_kernels import Args, Variant, WindowLayout
 from rdmakit.intra.device_plan import (
     algorithm_for,
@@ -25,9 +24,10 @@ from rdmakit.intra.device_plan import (
     split,
     zero_copy,
 )
+from rdmakit.intra.device_registry import Registration
 from rdmakit.plan.shape import Kind
 
-__all__ = ["DeviceArray", "Place", "Prepared", "Registration", "plan_barrier", "plan_call"]
+__all__ = ["DeviceArray", "Place", "Prepared", "plan_barrier", "plan_call"]
 
 _REDUCES = (Kind.ALLREDUCE, Kind.REDUCE_SCATTER)
 
@@ -49,25 +49,6 @@ class DeviceArray(Protocol):
     def dtype(self) -> np.dtype[Any]:
         """Element type."""
         ...
-
-
-class Registration:
-    """Memory that all ranks of a node have registered together. Closed by its node.
-
-    Attributes:
-        index: equal on all ranks; never used twice in a node.
-        address: this rank's memory.
-        end: the first address after it.
-    """
-
-    def __init__(self, index: int, address: int, shared: Shared) -> None:
-        self.index, self.address, self.shared = index, address, shared
-        self.end = address + shared.nbytes
-
-    def peers(self, address: int) -> list[int]:
-        """Return where every rank's memory for ``address`` of this rank's is mapped here."""
-        offset = address - self.address
-        return [base + offset for base in self.shared.addresses]
 
 
 @dataclass(frozen=True)
@@ -168,6 +149,9 @@ def plan_call(
         piece, blocks = pieces(nbytes, blocks, tile)
         if algorithm == "oneshot":
             assert piece * blocks * kernels.TEAMS >= nbytes, "algorithm_for keeps to the room"
+        elif layout.push and kind is Kind.ALLREDUCE:  # shards are whole packs
+            shard = -(-piece // (16 * size)) * 16
+            assert (size - 1) * shard <= layout.tile, "the slots of all others fit a tile"
         args.piece = piece // unit
     return Prepared(variant, f"{kind.value}_{algorithm}", blocks, args, text)
 

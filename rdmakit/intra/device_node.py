@@ -18,7 +18,6 @@ late peer may still write to it.
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -36,7 +35,6 @@ from rdmakit.intra.device_calls import (
     DeviceArray,
     Place,
     Prepared,
-    Registration,
     plan_barrier,
     plan_call,
 )
@@ -50,6 +48,7 @@ from rdmakit.intra.device_kernels import (
     Word,
 )
 from rdmakit.intra.device_plan import Grid, grid_for
+from rdmakit.intra.device_registry import Registration, Registry
 from rdmakit.intra.device_words import check_memory, explain, notes_on
 from rdmakit.plan.shape import Kind
 from rdmakit.protocols import Bootstrap
@@ -72,6 +71,7 @@ class DeviceNode:
         facts: each rank's device.
         grid: how many blocks a kernel may have, and whether all ranks' kernels run at once.
         notes: what a person should know, such as that ranks share a GPU.
+        registry: memory that the ranks have registered together.
     """
 
     def __init__(
@@ -94,8 +94,8 @@ class DeviceNode:
         self._pinned = cuda.PinnedMemory(4 * Word.COUNT)
         self._words = self._pinned.bytes.data.cast("I")
         self._ready: dict[tuple[Any, ...], Callable[[int], None]] = {}
-        self._registered, self._starts = list[Registration](), list[int]()
-        self._count, self._limit = 0, waiter.timeout
+        self.registry = Registry()
+        self._limit = waiter.timeout
         self._last: Any = None
         self._event = cuda.Event()
         self._failure, self._calls = "", dict[int, str]()
@@ -167,11 +167,7 @@ class DeviceNode:
             if self.size > 1
             else Shared((address,), nbytes, owner)
         )
-        self._count += 1
-        entry = Registration(self._count, address, shared)
-        at = bisect_right(self._starts, address)
-        self._registered.insert(at, entry)
-        self._starts.insert(at, address)
+        entry = self.registry.add(address, shared)
         self._ready.clear()
         return entry
 
@@ -179,34 +175,13 @@ class DeviceNode:
         """Undo :meth:`register`. Collective, blocking: waits for this rank's kernels."""
         if self._last is not None:
             self.wait(self._last)
-        at = self._registered.index(entry)
-        del self._registered[at], self._starts[at]
+        self.registry.remove(entry)
         self._ready.clear()
         entry.shared.close(self._bootstrap)
 
     def registration(self, address: int, nbytes: int) -> Registration | None:
         """Return the registration that holds the whole range, or None. Local."""
-        at = bisect_right(self._starts, address)
-        while at:  # registrations may overlap: the nearest start need not reach far enough
-            at -= 1
-            entry = self._registered[at]
-            if address + nbytes <= entry.end:
-                return entry
-        return None
-
-    def mapped(self, index: int, rank: int, offset: int, nbytes: int) -> int | None:
-        """Return where a peer's part of a registration is mapped here, or None. Local.
-
-        Args:
-            index: of the registration, see :class:`Registration`.
-            rank: the peer, in this node.
-            offset: bytes from its beginning.
-            nbytes: how many are meant.
-        """
-        for entry in self._registered:
-            if entry.index == index and 0 <= offset <= offset + nbytes <= entry.shared.nbytes:
-                return entry.shared.addresses[rank] + offset
-        return None
+        return self.registry.find(address, nbytes)
 
     # -- the calls ----------------------------------------------------------------------------
 
@@ -421,9 +396,9 @@ class DeviceNode:
             self._failure = self._failure or str(exc)
             raise
         self._ready.clear()
-        for entry in reversed(self._registered):
+        for entry in reversed(tuple(self.registry)):
             entry.shared.close(self._bootstrap)
-        self._registered, self._starts = [], []
+        self.registry.clear()
         if self._window is not None:
             self._window.close(self._bootstrap)
         self._words.release()

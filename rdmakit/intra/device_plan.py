@@ -43,8 +43,8 @@ _ZERO_COPY = {
 """(kind, pushing): which algorithm takes arrays as they are, and whether it needs the input and the
 output registered. Others: the output, by ``direct``."""
 _WIDE_BYTES = 64 << 20
-"""From here a rank with a GPU of its own takes all SMs. Of two H200: all-reduce of 256 MiB in 743
-us against 775 by half of them, 64 MiB in 193 against 199, 8 MiB no faster."""
+"""From here a rank with a GPU of its own takes nearly all SMs. Of two H200: all-reduce of 256 MiB
+in 743 us against 775 by half of them, 64 MiB in 193 against 199, 8 MiB no faster."""
 _LEAST_PIECE = THREADS // TEAMS * 16
 """Bytes below which a team's piece of a staged array is not cut: one pack for each thread."""
 
@@ -114,9 +114,12 @@ def blocks_for(nbytes: int, blocks: int, *, push: bool) -> int:
     """Return how many of ``blocks`` an array of ``nbytes`` takes.
 
     A rank with a GPU of its own leaves every second SM to other work: enough for its links, but
-    where the array is large.
+    where the array is large. Some SMs are always left: a block that waits for a peer fills its SM,
+    and the peer may wait for a small kernel of this rank, such as one that packs a message.
     """
-    return max(1, blocks // 2) if push and nbytes < _WIDE_BYTES else blocks
+    if not push:
+        return blocks
+    return max(1, blocks // 2 if nbytes < _WIDE_BYTES else blocks - blocks // 32)
 
 
 @dataclass(frozen=True)

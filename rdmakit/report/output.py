@@ -66,5 +66,9 @@ def guarded_stdout() -> Iterator[None]:
     try:
         yield
         sys.stdout.flush()
+    except BaseException:
+        with contextlib.suppress(OutputError):  # there is an error to be told already
+            sys.stdout.flush()
+        raise
     finally:
         sys.stdout = before

@@ -17,8 +17,9 @@ from rdmakit.config import Config
 from rdmakit.datatypes import MemoryKind, ReduceOp
 from rdmakit.device_side import Gpu
 from rdmakit.errors import SetupError
+from rdmakit.intra.cuda_ipc import Shared
 from rdmakit.intra.device_local import strided_args
-from rdmakit.intra.device_node import DeviceNode
+from rdmakit.intra.device_registry import Registry
 from rdmakit.layout import RankLayout
 from rdmakit.memory import MemoryBootstrap, MemoryChannel, MemoryWindow
 from rdmakit.plan.pieces import FLAGS
@@ -172,7 +173,7 @@ class Node:
             boot, RankLayout.of_sizes([boot.size]), window, None, Config(timeout=20)
         )
         self.size, self.crowd, self.door, self.registered = boot.size, crowd, door, 0
-        self._entries, self._held = 0, list[Any]()
+        self.registry = Registry()
         self.ran: list[Kind] = []
 
     def run(self, kind: Kind, send: Any, recv: Any, op: Any, root: int, stream: Any) -> None:
@@ -186,28 +187,15 @@ class Node:
         if len(sizes) > 1:
             raise SetupError("sizes differ")
         self.registered += 1
-        self._entries += 1
         addresses = tuple(self._comm.bootstrap.share(address))
-        shared = SimpleNamespace(addresses=addresses, nbytes=nbytes)
-        made = SimpleNamespace(
-            index=self._entries, address=address, end=address + nbytes, owner=owner, shared=shared
-        )
-        self._held.append(made)
-        return made
+        return self.registry.add(address, Shared(addresses, nbytes, owner))
 
-    def unregister(self, entry: object) -> None:
+    def unregister(self, entry: Any) -> None:
         self.registered -= 1
-        self._held.remove(entry)
+        self.registry.remove(entry)
 
     def registration(self, address: int, nbytes: int) -> Any:
-        held = (e for e in self._held if e.address <= address and address + nbytes <= e.end)
-        return next(held, None)
-
-    mapped = DeviceNode.mapped
-
-    @property
-    def _registered(self) -> list[Any]:
-        return self._held
+        return self.registry.find(address, nbytes)
 
     def check(self) -> None:
         pass
@@ -221,9 +209,9 @@ class Node:
     def close(self) -> None:
         self.door.drain()
         self._comm.close()
-        for entry in self._held:  # as the real one: after all have unmapped it
-            if isinstance(entry.owner, _Memory):
-                entry.owner.close()
+        for entry in self.registry:  # as the real one: after all have unmapped it
+            if isinstance(entry.shared.owner, _Memory):
+                entry.shared.owner.close()
 
 
 def _host(buffer: Any) -> Buffer:

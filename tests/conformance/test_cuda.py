@@ -97,7 +97,7 @@ def test_a_mig_instance_is_known_by_its_own_uuid(use: Any) -> None:
     assert facts[0].pci == facts[1].pci
     assert facts[0].mig
     grid = grid_for(facts)
-    assert (grid.sharing, grid.blocks) == (1, 8)
+    assert (grid.sharing, grid.blocks) == (1, 16)
     assert "MIG instances" in " ".join(notes_on(facts, grid))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,8 @@ from hypothesis import strategies as st
 
 from rdmakit import Communicator, TransportError, device_mail, device_side, lending
 from rdmakit.inter.tags import form_of, formed
+from rdmakit.intra.cuda_ipc import Shared
+from rdmakit.intra.device_registry import Registry
 from rdmakit.lending import SLOTS, Lender, pieces_of
 from rdmakit.protocols import Form
 from rdmakit.request import Request
@@ -124,11 +127,15 @@ def test_three_ranks_lend_to_each_other() -> None:
 
 
 def test_memory_that_is_registered_no_more_is_named() -> None:
-    class Node:
-        def mapped(self, index: int, rank: int, offset: int, nbytes: int) -> int | None:
-            return 0x1000 + offset if (index, rank) == (3, 0) else None
-
-    lender = Lender(Node(), 0x9000, {5: 0})
+    registry = Registry()
+    for address in (0x9000, 0x5000, 0x7000, 0x3000):
+        entry = registry.add(address, Shared((0x1000, address), 64, object()))
+    registry.remove(entry)
+    slots = SimpleNamespace(index=1, address=0x9000)
+    lender = Lender(SimpleNamespace(registry=registry), slots, {5: 0})
+    assert lender.place_of_slot(0x9000 + 3 * SLOT) == (1, 3 * SLOT)
+    assert lender.knows(4)
+    assert not lender.knows(5), "its sender has registered it, this rank is about to"
     assert lender.find(5, 3, 16, 8) == 0x1010
     with raises(TransportError, "rank 5 sends 8 bytes of its registration 4, which is not registe"):
         lender.find(5, 4, 16, 8)

@@ -20,10 +20,11 @@ from rdmakit.errors import (
     UnsupportedError,
 )
 from rdmakit.intra.cuda_ipc import Shared, describe_denial
-from rdmakit.intra.device_calls import Place, Registration, plan_call
+from rdmakit.intra.device_calls import Place, plan_call
 from rdmakit.intra.device_kernels import MAX_TEAMS, TEAMS, WindowLayout, Word, unit_of
 from rdmakit.intra.device_local import merge_dims
 from rdmakit.intra.device_plan import grid_for, pieces, split
+from rdmakit.intra.device_registry import Registration
 from rdmakit.intra.device_words import explain, notes_on
 from rdmakit.plan.shape import Kind
 

@@ -21,9 +21,10 @@ import pytest
 from rdmakit.datatypes import SUM
 from rdmakit.intra import device_calls
 from rdmakit.intra.cuda_ipc import Shared
-from rdmakit.intra.device_calls import Place, Registration, plan_call
+from rdmakit.intra.device_calls import Place, plan_call
 from rdmakit.intra.device_kernels import Args, Variant, WindowLayout, reduce_variant
-from rdmakit.intra.device_plan import zero_copy
+from rdmakit.intra.device_plan import blocks_for, zero_copy
+from rdmakit.intra.device_registry import Registration
 from rdmakit.plan.shape import Kind
 from tests.unit.test_kernel_numbers import BASE
 
@@ -293,7 +294,8 @@ def test_every_element(built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
     ):  # fmt: skip
         for algorithm in algorithms:
             for count in counts:
-                room = built.layout.oneshot(n) * BLOCKS * TEAMS
+                used = blocks_for(0, BLOCKS, push=built.layout.push)
+                room = built.layout.oneshot(n) * used * TEAMS
                 if algorithm == "oneshot" and count * built.dtype.itemsize > room:
                     continue
                 for overs in (alike, ragged):
