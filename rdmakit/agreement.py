@@ -10,9 +10,11 @@ from rdmakit.process.phase import current
 from rdmakit.protocols import Bootstrap
 from rdmakit.waiting import Waiter
 
-__all__ = ["Agreement", "refusal"]
+__all__ = ["LATER", "Agreement", "refusal"]
 
 _REFUSED = " refused: "
+LATER = ", not blocking"
+"""Behind the text of a call that does not block: as in MPI another one than a call that does."""
 _MARK = b"\0"
 """Behind the text that is compared, before what each rank tells of itself."""
 
@@ -39,9 +41,8 @@ class Agreement:
         Raises:
             CollectiveMismatch: on every rank; names the odd ones.
         """
-        run = self.start(mine)
-        if run is not None:
-            self._finish(run, "check")
+        if self._on:
+            self._finish(self._begin(mine), "check")
 
     def _finish(self, run: Poll, what: str) -> None:
         """Wait for what was begun.
@@ -61,8 +62,9 @@ class Agreement:
 
     def start(self, mine: str) -> Poll | None:
         """Begin the same; it raises when it is asked. Collective, does not block; None if off."""
-        if not self._on:
-            return None
+        return self._begin(mine + LATER) if self._on else None
+
+    def _begin(self, mine: str) -> Poll:
         test = self._bootstrap.start_gather(self._numbered(mine))
 
         def compared() -> bool:
@@ -80,13 +82,18 @@ class Agreement:
         Collective, blocking. Raises as :meth:`agree`.
         """
         facts_of: list[list[bytes]] = []
-        self._finish(self.start_exchange(mine, facts, facts_of.append), "exchange")
+        self._finish(self._begin_exchange(mine, facts, facts_of.append), "exchange")
         return facts_of[0]
 
     def start_exchange(
         self, mine: str, facts: bytes, take: Callable[[list[bytes]], object]
     ) -> Poll:
         """Begin the same; ``take`` is given the facts. Collective, does not block."""
+        return self._begin_exchange(mine + LATER, facts, take)
+
+    def _begin_exchange(
+        self, mine: str, facts: bytes, take: Callable[[list[bytes]], object]
+    ) -> Poll:
         test = self._bootstrap.start_gather(self._numbered(mine) + _MARK + facts)
 
         def told() -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from rdmakit.agreement import refusal
+from rdmakit.agreement import LATER, refusal
 from rdmakit.arguments import resolve
 from rdmakit.buffer import Buffer, gpu_key
 from rdmakit.config import format_size
@@ -174,7 +174,7 @@ class Calls(HostCalls):
         """
         if self._config.check or not self._gpu().begun:
             self._take_turn()
-        self._compare((kind, send, recv, op, "device", root))
+        self._compare((kind, send, recv, op, "device", root), LATER)
         try:
             begin = self._gpu().start(kind, send, recv, op, root, stream)
         except (InvalidArgument, UnsupportedError):

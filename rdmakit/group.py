@@ -201,9 +201,9 @@ class Group:
 
         return run, start
 
-    def _compare(self, what: tuple[Any, ...] | str) -> None:
+    def _compare(self, what: tuple[Any, ...] | str, later: str = "") -> None:
         if self._config.check:
-            self._agreement.agree(_described(what))
+            self._agreement.agree(_described(what) + later)
 
     def _start_compare(self, what: tuple[Any, ...] | str) -> Poll | None:
         return self._agreement.start(_described(what)) if self._config.check else None
