@@ -13,6 +13,9 @@ _HEAVY = 2 << 20
 """Bytes that get twice the time of the smallest size."""
 _FLAT = 64 << 10
 """Bytes up to which a row's time does not grow with its size."""
+_FLAT_MOST = 7e-3
+"""Seconds of such a row that its bytes may account for: a hundred times 64 KiB at 1 GB/s. The rest
+is what every row takes, however long its messages are."""
 _KEPT = 3
 """When time is short, one size in so many is kept, the largest among them."""
 _LEAST = 0.02
@@ -56,7 +59,9 @@ class Budget:
         if not smaller:
             return 0.0
         nearest = max(smaller)
-        return self._spent[nearest] * max(1.0, nbytes / max(nearest, _FLAT))
+        took = self._spent[nearest]
+        grows = took if nearest > _FLAT else min(took, _FLAT_MOST)
+        return took + grows * (max(1.0, nbytes / max(nearest, _FLAT)) - 1.0)
 
     def worth(self) -> bool:
         """Return whether the next row fits, with those behind it that should be made."""

@@ -239,6 +239,24 @@ def test_budget_keeps_every_third_size_when_time_is_short() -> None:
     assert {4, 32, 256} <= set(made[-3:])
 
 
+def test_small_rows_do_not_foretell_slow_large_ones() -> None:
+    """What a row of 1 KiB takes is mostly what every row takes: 4 MiB is tried all the same."""
+    now = [0.0]
+    budget = Budget(2.8, planned([1 << 10, 64 << 10, 4 << 20]) * 5, clock=lambda: now[0])
+    budget.begin()
+    now[0] += 0.1
+    budget.end(made=True)
+    assert budget.estimate(64 << 10) == 0.1
+    assert budget.estimate(4 << 20) == pytest.approx(0.1 + 63 * 0.007)
+    # From sizes whose bytes count, time grows with them.
+    budget.end(made=False)
+    assert budget.worth()
+    budget.begin()
+    now[0] += 0.5
+    budget.end(made=True)
+    assert budget.estimate(64 << 20) == pytest.approx(8.0)
+
+
 def test_what_is_set_up_once_is_no_part_of_a_row() -> None:
     now = [0.0]
     budget = Budget(100.0, planned([8, 16]), clock=lambda: now[0])
