@@ -66,7 +66,7 @@ def test_a_refusal_meets_calls_on_gpu_arrays(sizes: list[int]) -> None:
 
     texts = told(sizes, call)
     assert texts[0].startswith("InvalidArgument: recvbuf has 9 elements"), texts
-    assert all("rank 0: call" in text and "refused" in text for text in texts[1:]), texts
+    assert all("recvbuf has 9 elements" in text for text in texts[1:]), texts
 
 
 def test_gaps_on_one_rank_are_told_before_the_others_begin() -> None:
