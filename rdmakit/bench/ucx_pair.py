@@ -30,6 +30,7 @@ SIZES = (16 << 20, 256 << 20)
 WINDOW = 8
 """Messages under way at once, on both sides of the comparison."""
 _TOOL = "ucx_perftest"
+_NUMBER = re.compile(r"[0-9]+(\.[0-9]+)?")
 _TOOL_SECONDS = 15.0
 _TOOL_BYTES = 4 << 30
 """Bytes that the tool moves, after some to warm up."""
@@ -129,16 +130,16 @@ def parse_perftest(text: str) -> tuple[int, float]:
     """Return iterations and seconds for one message from the tool's final line. Pure.
 
     The line ends in: microseconds a message (average, overall), MB/s (average, overall), messages
-    a second (average, overall), after the iterations and a percentile.
+    a second (average, overall), after the iterations and a percentile. It begins with ``Final:``,
+    or, where only it was asked for (-f), with nothing.
 
     Raises:
         SetupError: there is no such line.
     """
     for line in reversed(text.splitlines()):
-        if line.strip().startswith("Final:"):
-            numbers = re.findall(r"[0-9]+(?:\.[0-9]+)?", line)
-            if len(numbers) >= 7:
-                return int(float(numbers[0])), float(numbers[-5]) * 1e-6
+        numbers = line.strip().removeprefix("Final:").split()
+        if len(numbers) >= 7 and all(map(_NUMBER.fullmatch, numbers)):
+            return int(float(numbers[0])), float(numbers[-5]) * 1e-6
     raise SetupError(f"{_TOOL} printed no result: {text.strip()[-200:]!r}")
 
 

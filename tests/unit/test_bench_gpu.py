@@ -299,6 +299,12 @@ def test_perftest_output(line: str) -> None:
     assert parse_perftest(f"+-----+\n| Stage |\n{line}\n") == (40, 125e-6)
 
 
+def test_perftest_output_of_the_last_line_alone() -> None:
+    """As UCX 1.20.1 prints it with -f, between two H200."""
+    line = "   100     45.284    45.850    45.850   348961.91  348961.91       21810       21810"
+    assert parse_perftest(f"+-----+------+\n{line}") == (100, pytest.approx(45.85e-6))
+
+
 @pytest.mark.parametrize("text", ["", "Final: 3 4", "[thread 0]  1 2 3 4 5 6 7"])
 def test_not_perftest_output(text: str) -> None:
     with pytest.raises(SetupError, match="no result"):
