@@ -82,6 +82,8 @@ def until_gone(pids: list[int]) -> None:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
 def test_ended_while_the_machines_start(tmp_path: Path, number: signal.Signals) -> None:
     prepared()
+    # What ignores SIGINT, as tests do that run behind a shell's &, would hand that on.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     tool_process = subprocess.Popen(
         [str(TOOL), "run", "--limit", "20", "--", "true"],
         env={**os.environ, "TMPDIR": str(tmp_path)},
@@ -89,6 +91,7 @@ def test_ended_while_the_machines_start(tmp_path: Path, number: signal.Signals) 
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
+    signal.signal(signal.SIGINT, before)
     try:
         end = time.monotonic() + 60
         while len(pids := emulators(tool_process.pid)) < 2:
