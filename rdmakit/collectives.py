@@ -150,6 +150,10 @@ class Collectives(BlockCollectives, Many, Refused):
         label = f"{self.label}barrier"
         self._submit(label, None, self._start_barrier, background=False).Wait()
 
+    def barrier(self) -> None:
+        """Do :meth:`Barrier`, by the name of mpi4py's calls on objects."""
+        self.Barrier()
+
     # -- calls that return at once ------------------------------------------------------------
     #
     # Collective; each begins when those called before on this communicator, its node and its rail

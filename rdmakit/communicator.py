@@ -261,6 +261,10 @@ class Communicator(Collectives, PointToPoint, Splits):
 
     # -- its end ------------------------------------------------------------------------------
 
+    def Free(self) -> None:
+        """Do :meth:`close`, by MPI's name."""
+        self.close()
+
     def close(self) -> None:
         """Release everything. Collective, blocking, idempotent.
 

@@ -50,6 +50,14 @@ class Group:
         self._on_device: DeviceGroup | None = None
         self._agreement = Agreement(bootstrap, waiter, label, self._fail, on=config.check)
 
+    def Get_rank(self) -> int:
+        """Return :attr:`rank`. Local."""
+        return self.rank
+
+    def Get_size(self) -> int:
+        """Return :attr:`size`. Local."""
+        return self.size
+
     @property
     def waiter(self) -> Waiter:
         """The waits of this communicator, for code that drives its channel."""

@@ -12,6 +12,9 @@ __all__ = ["REFUSED", "Refused"]
 _EACH_ITS_TYPE = "it is for a derived type for each rank: take Alltoallv on arrays of one type"
 _NEIGHBORS = "there are no topologies of neighbors here: take Alltoallv with counts of 0, or Isend"
 _PERSISTENT = "take comm.bind(Kind....), whose operation has Start, Test and Wait"
+_MODES = "sends have one mode here: take Send or Isend, which may return before the receive"
+_MATCHED = "take Probe, then Recv with its source and tag"
+_TOPOLOGY = "there are no topologies here: take Split, or that call of comm.mpi"
 _OBJECTS = "Python objects are not moved here: take an array, or the same call of comm.mpi"
 
 _PERSISTENT_CALLS = (
@@ -27,8 +30,24 @@ REFUSED = {
     **{f"{name}_init": _PERSISTENT for name in _PERSISTENT_CALLS},
     **dict.fromkeys(
         ("allgather", "allreduce", "alltoall", "bcast", "exscan", "gather", "reduce", "scan",
-         "scatter"),
+         "scatter", "send", "isend", "bsend", "ibsend", "ssend", "issend", "recv", "irecv",
+         "sendrecv", "probe", "iprobe", "mprobe", "improbe"),
         _OBJECTS,
+    ),
+    **{
+        name: _MODES
+        for mode in "bsr"
+        for name in (f"{mode.upper()}send", f"I{mode}send", f"{mode.upper()}send_init")
+    },
+    **dict.fromkeys(("Mprobe", "Improbe"), _MATCHED),
+    **dict.fromkeys(("Isendrecv", "Isendrecv_replace"), "take Isend and Irecv"),
+    **dict.fromkeys(("Psend_init", "Precv_init"), "take Send_init and Recv_init"),
+    **dict.fromkeys(("Clone", "Idup", "Dup_with_info", "Idup_with_info"), "take Dup"),
+    "Split_type": "take comm.node, the ranks of this node, or Split",
+    **dict.fromkeys(
+        ("Create_cart", "Create_graph", "Create_dist_graph", "Create_dist_graph_adjacent",
+         "Get_topology", "Cart_map", "Graph_map"),
+        _TOPOLOGY,
     ),
 }  # fmt: skip
 """The reason, by name."""

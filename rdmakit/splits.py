@@ -89,10 +89,18 @@ class Splits(Group, ABC):
         self._agreement.agree(f"create {members}")
         return self._derive(members) if self.rank in members else None
 
+    def Get_group(self) -> Any:
+        """Return mpi4py's Group of these ranks, which the caller frees. Local."""
+        return cast(MpiBootstrap, self._bootstrap).comm.Get_group()
+
+    def Abort(self, errorcode: int = 0) -> None:
+        """End every rank of the job. Local; does not return."""
+        cast(MpiBootstrap, self._bootstrap).abort(errorcode)
+
     def _members(self, ranks: Any) -> list[int]:
         if hasattr(ranks, "Translate_ranks"):
             mpi = load_mpi()
-            group = cast(MpiBootstrap, self._bootstrap).comm.Get_group()
+            group = self.Get_group()
             ranks = ranks.Translate_ranks(None, group)
             group.Free()
             if mpi.UNDEFINED in ranks:

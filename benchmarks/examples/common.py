@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import importlib.util
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -26,6 +27,8 @@ def run(what: str, main: Callable[[Communicator, Any], tuple[bool, str]]) -> Non
     )
     parser.add_argument("--gpu", action="store_true", help="CuPy arrays instead of NumPy's")
     gpu = parser.parse_args().gpu
+    if gpu and importlib.util.find_spec("cupy") is None:
+        parser.error("--gpu: CuPy is not installed here (pip install '.[cuda12]' or '.[cuda13]')")
     with Communicator() as comm:
         xp: Any = np
         if gpu:
