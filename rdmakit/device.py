@@ -115,11 +115,8 @@ class DeviceGroup(DeviceWays):
         Raises:
             UnsupportedError: the host steps through it, and they have gaps.
         """
-        if self._stepped is not None and (send.strided or recv.strided) is not None:
-            raise UnsupportedError(
-                "arrays with gaps in a call that does not block, where the host steps through "
-                "it: call the blocking form, or pass cupy.ascontiguousarray of it"
-            )
+        if self._stepped is not None:
+            _refuse_gaps(send, recv)
 
     def start(
         self, kind: Kind, send: Buffer, recv: Buffer, op: ReduceOp, root: int, stream: Any
@@ -232,11 +229,7 @@ class DeviceGroup(DeviceWays):
                 f"{op.name} of GPU arrays in a call that does not block goes through host memory, "
                 "where the host has to wait: call the blocking form"
             )
-        if send.strided is not None or recv.strided is not None:
-            raise UnsupportedError(
-                "arrays with gaps in a call that does not block, where the host steps through "
-                "it: call the blocking form, or pass cupy.ascontiguousarray of it"
-            )
+        _refuse_gaps(send, recv)
         _, number, programs = self._ready(stream)
         if programs is None:
             raise UnsupportedError(
@@ -291,6 +284,14 @@ class DeviceGroup(DeviceWays):
         polls = (side.waiter.progress,)
         side.waiter.until(event.done, polls, lambda: "waiting for the GPU")
         event.close()
+
+
+def _refuse_gaps(send: Buffer, recv: Buffer) -> None:
+    if send.strided is not None or recv.strided is not None:
+        raise UnsupportedError(
+            "arrays with gaps in a call that does not block, where the host steps through it: call "
+            "the blocking form, or pass cupy.ascontiguousarray of it"
+        )
 
 
 def _no_host(*_: object) -> None:
