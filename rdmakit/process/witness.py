@@ -122,8 +122,9 @@ _DYING_MS = 60
 class _Line:
     """One rank, as the witness sees it."""
 
-    def __init__(self, line: socket.socket) -> None:
+    def __init__(self, line: socket.socket, pid: int) -> None:
         self.socket = line
+        self.pid = pid
         self.name = ""
         self.text = ""
         self.heard = time.monotonic()
@@ -165,11 +166,12 @@ def _serve(listener: socket.socket) -> None:
         for number, _ in poll.poll(maxevents=1):
             if number == listener.fileno():
                 peer, _ = listener.accept()
-                if _user(peer) == os.getuid():
+                pid, user = _process(peer)
+                if user == os.getuid():
                     peer.setblocking(False)
                     # The end has an entry of its own: unread words must not lend it their place.
                     end = peer.dup().detach()
-                    lines[peer.fileno()] = ends[end] = _Line(peer)
+                    lines[peer.fileno()] = ends[end] = _Line(peer, pid)
                     poll.register(peer, select.EPOLLIN)
                     poll.register(end, 0)
             elif number in lines:
@@ -203,13 +205,15 @@ def _ended(lines: Sequence[_Line]) -> list[_Line]:
     """Return those whose rank has ended without leaving; gives the kernel a moment.
 
     It closes a dead process's files one by one, so a peer may learn of it by its connection before
-    its line to here is closed.
+    its line to here is closed: much earlier where a GPU's driver has a context to take down. Of
+    such a process the kernel says that it is exiting.
     """
     poll = select.poll()
     by_number = {line.socket.fileno(): line for line in lines}
     for number in by_number:
         poll.register(number, 0)  # a hang-up is told unasked
     found = [by_number[number] for number, _ in poll.poll(_DYING_MS)]
+    found += [line for line in lines if line not in found and _exiting(line.pid)]
     for line in found:
         for _ in line.messages():  # its last word may be that it leaves
             pass
@@ -221,10 +225,24 @@ def _print(line: _Line, *what: str) -> None:
         os.write(2, f"rdmakit: {': '.join((line.text, *what))}\n".encode())
 
 
-def _user(line: socket.socket) -> int:
+def _process(line: socket.socket) -> tuple[int, int]:
+    """Return number and user of the process at the other end."""
     size = struct.calcsize("3i")
     credentials = line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
-    return int(struct.unpack("3i", credentials)[1])
+    pid, user, _ = struct.unpack("3i", credentials)
+    return pid, user
+
+
+_PF_EXITING = 0x4  # include/linux/sched.h; proc_pid_stat(5): flags is the ninth field
+
+
+def _exiting(pid: int) -> bool:
+    """Return whether the kernel is ending process ``pid``; False where it cannot be seen."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return False
+    return bool(int(fields[6]) & _PF_EXITING)
 
 
 if __name__ == "__main__":

@@ -192,7 +192,7 @@ WITNESSED = (
 
 def hydra(rank: int) -> dict[str, str]:
     names = ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
-    return dict(zip(names, map(str, (rank, 2, rank, 2)), strict=True))
+    return dict(zip(names, map(str, (rank, 3, rank, 3)), strict=True))
 
 
 def test_witness_names_the_first_that_was_killed() -> None:
@@ -224,6 +224,32 @@ def test_witness_names_who_is_elsewhere_at_a_deadline() -> None:
     first.kill()
     _, _, err = end(first)
     assert err.startswith("rdmakit: rank 1 (host n1): in loop for "), err
+    assert err.count("\n") == 1
+
+
+def test_witness_names_a_dying_rank_whose_line_is_still_open() -> None:
+    """As that of a rank with a GPU: its connections end long before the last of its files."""
+    first = start(WITNESSED + "time.sleep(30)\n", hydra(0))
+    wait_for(first, "ready;")
+    lend = (
+        "import subprocess\nquiet = subprocess.DEVNULL\n"
+        "line = watchdog._installed.witness._socket.fileno()\n"
+        "subprocess.Popen(['sleep', '4'], pass_fds=[line], stdout=quiet, stderr=quiet)\n"
+    )
+    install, ready = WITNESSED.split("os.write", 1)
+    dying = start(f"{install}{lend}os.write{ready}time.sleep(30)\n", hydra(1))
+    wait_for(dying, "ready;")
+    dying.kill()
+    while Path(f"/proc/{dying.pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
+        time.sleep(0.01)
+    waiting = "install()\ncurrent.enter('barrier', (0,), 0, 0.3)\ntime.sleep(30)\n"
+    rc, out, _ = end(start(waiting, hydra(2)))
+    assert (rc, out) == (1, "abort 1;")
+    end(dying)
+    first.kill()
+    _, _, err = end(first)
+    assert err.startswith("rdmakit: rank 1 (host n1): in loop for "), err
+    assert err.endswith("killed, or ended by force\n"), err
     assert err.count("\n") == 1
 
 
