@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import count
@@ -19,7 +20,7 @@ from rdmakit.protocols import Channel, Request
 from rdmakit.report.schema import Row
 from rdmakit.waiting import Waiter, settle
 
-__all__ = ["PairEnd", "measure_pair", "pair_cases", "window_of"]
+__all__ = ["PairEnd", "Shape", "measure_pair", "pair_cases", "window_of"]
 
 WINDOW_BYTES = 16 << 20
 WINDOW_MESSAGES = 32
@@ -56,7 +57,6 @@ class PairEnd:
             window: messages under way at once in the bandwidth cases.
             theirs: whose values come from there; default ``peer``.
         """
-        self.channel, self.memory = channel, memory
         self.channel, self.memory = channel, memory
         self.peer, self.role, self.window = peer, role, window
         self.theirs = peer if theirs is None else theirs
@@ -101,6 +101,27 @@ class PairEnd:
         else:
             self.wait([self.memory.recv(self._tag()) for _ in range(many)])
             self.wait([self.channel.send(self.peer, self._ack, self._tag())])
+
+    def stream(self, messages: int) -> None:
+        """``messages``, one begun whenever the oldest of a window is through; then a word back."""
+        move = self.memory.send if self.role == 0 else self.memory.recv
+        begun = min(self.window, messages)
+        under_way = deque(move(self._tag()) for _ in range(begun))
+
+        def ready() -> bool:
+            nonlocal begun
+            while under_way and under_way[0].done():
+                under_way.popleft()
+                if begun < messages:
+                    under_way.append(move(self._tag()))
+                    begun += 1
+            return not under_way
+
+        self._waiter.until(
+            ready, (self.memory.progress,), lambda: f"bench: pair with rank {self.peer}"
+        )
+        answer = self.channel.recv if self.role == 0 else self.channel.send
+        self.wait([answer(self.peer, self._ack, self._tag())])
 
     def both_ways(self) -> None:
         """A window of messages each way at once."""

@@ -10,12 +10,13 @@ import os
 import re
 import socket
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import msgspec
 
 from rdmakit.bench.measure import Samples
-from rdmakit.bench.pair import PairEnd, measure_pair
+from rdmakit.bench.pair import PairEnd, Shape, measure_pair
 from rdmakit.bench.pair_memory import DirectMemory, why_not_direct
 from rdmakit.bench.session import Case, Session
 from rdmakit.drivers import host
@@ -32,12 +33,16 @@ WINDOW = 8
 _TOOL = "ucx_perftest"
 _NUMBER = re.compile(r"[0-9]+(\.[0-9]+)?")
 _TOOL_SECONDS = 15.0
-_TOOL_BYTES = 4 << 30
-"""Bytes that the tool moves, after some to warm up."""
+_BYTES = 4 << 30
+"""Bytes that the tool moves, after some to warm up, and that one call of ours moves."""
 _MOST_SECONDS = 1.0
 """Seconds that one call may take, by the rate of the size before: UCX may have no fast way here."""
 _STARTING = 0.5
 """Seconds that the tool's server gets before its client calls, which does so once."""
+
+
+def _messages(nbytes: int) -> int:
+    return max(WINDOW, min(100, _BYTES // nbytes))
 
 
 def ucx_pair_cases(session: Session) -> Iterator[Case]:
@@ -103,8 +108,12 @@ def _ucxx(session: Session, case: Case) -> Row:
     if session.comm.config.ucx == "none":
         return session.row(case, skipped="RDMAKIT_UCX=none", ranks=2)
     pair: _Pair = session.once("ucx pair", lambda: _Pair(session))
-    reason = pair.reason
-    if pair.rate and case.nbytes * WINDOW / pair.rate / 1e9 > _MOST_SECONDS:
+    reason, many = pair.reason, _messages(case.nbytes)
+
+    def slow(messages: int) -> bool:
+        return bool(pair.rate) and case.nbytes * messages / pair.rate / 1e9 > _MOST_SECONDS
+
+    if slow(WINDOW):
         reason = f"too slow for this size: {pair.rate:.2f} GB/s at the one before"
     if reason:
         return session.row(case, skipped=reason, ranks=2)
@@ -118,8 +127,14 @@ def _ucxx(session: Session, case: Case) -> Row:
         theirs = pair.ranks[1 - me]
         return PairEnd(channel, session.comm.waiter, memory, 1 - me, me, WINDOW, theirs)
 
-    row = measure_pair(session, case, make, lambda end: (end.one_way, end.window, 1), pair.ranks[0])
-    pair.rate = row.algbw_GBps or 0.0
+    def measured(shape: Shape) -> Row:
+        row = measure_pair(session, case, make, shape, pair.ranks[0])
+        pair.rate = row.algbw_GBps or 0.0
+        return row
+
+    row = measured(lambda end: (end.one_way, WINDOW, 1))  # the rate says how many more may follow
+    if not row.skipped and not slow(many):
+        row = measured(lambda end: (partial(end.stream, many), many, 1))
     return row
 
 
@@ -190,7 +205,7 @@ def _run_tool(where: int, port: int, nbytes: int, uuids: list[str]) -> dict[str,
     env = {k: v for k, v in os.environ.items() if not LAUNCHER_VARIABLES.match(k)}
     # The tool gives the server the first visible GPU and the client the next.
     env["CUDA_VISIBLE_DEVICES"] = ",".join(uuids)
-    calls = max(8, min(100, _TOOL_BYTES // nbytes))
+    calls = _messages(nbytes)
     command = [
         _TOOL, *(["127.0.0.1"] if where else []), "-p", str(port), "-t", "tag_bw", "-m", "cuda",
         "-s", str(nbytes), "-n", str(calls), "-w", "4", "-O", str(WINDOW), "-f",

@@ -109,6 +109,17 @@ def made(rows: Sequence[Row], layer: str, case: str) -> dict[str, set[str]]:
     return found
 
 
+@pytest.mark.parametrize(("limit", "messages"), [(1.0, 100), (0.0, ucx_pair.WINDOW)])
+def test_messages_of_the_ucx_pair(
+    monkeypatch: pytest.MonkeyPatch, limit: float, messages: int
+) -> None:
+    """As many as ucx_perftest sends, a window of them open; no more than one where UCX is slow."""
+    monkeypatch.setattr(ucx_pair, "_MOST_SECONDS", limit)
+    rows = bench([2], ["GPU-a", "GPU-b"], layers=("intra",))
+    (row,) = [row for row in rows if row.algorithm == "ucxx"]
+    assert f"{messages} messages a call" in row.note
+
+
 def test_one_node_with_a_gpu_for_each_rank() -> None:
     rows = bench([2], ["GPU-a", "GPU-b"])
     for first, second in ((0, 1), (1, 0)):
