@@ -53,11 +53,7 @@ def test_memcheck_of_one_rank(sanitizer: str, no_mps: dict[str, str]) -> None:
     run(sanitizer, no_mps, "memcheck", 1, "local=few")
 
 
-@pytest.mark.parametrize("tool", ["memcheck", "racecheck"])
+@pytest.mark.parametrize("tool", ["memcheck", "racecheck", "synccheck"])
 def test_two_ranks(sanitizer: str, no_mps: dict[str, str], tool: str) -> None:
-    """Every collective's kernels once; they wait on each other, so all is slow.
-
-    Not synccheck: it reports the barriers of half a block ("divergent threads in block"), by which
-    the two teams of a block meet apart.
-    """
+    """Every collective's kernels once; they wait on each other, so all is slow."""
     run(sanitizer, no_mps, tool, 2, "conformance=few")

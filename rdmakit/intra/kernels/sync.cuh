@@ -114,8 +114,10 @@ struct Sync {
   static __device__ __forceinline__ u32 join(u32 value) {
     if (TEAMS == 1) return __syncthreads_or(value);
     u32 any;
+    // By whole warps, with the aligned form: synccheck takes the other for one of all the block.
+    __syncwarp();
     asm volatile(
-        "{ .reg .pred p, q; setp.ne.u32 q, %1, 0; barrier.cta.red.or.pred p, %2, %3, q;"
+        "{ .reg .pred p, q; setp.ne.u32 q, %1, 0; barrier.cta.red.or.pred.aligned p, %2, %3, q;"
         " selp.u32 %0, 1, 0, p; }"
         : "=r"(any) : "r"(value), "r"(1 + threadIdx.x / SIZE), "n"(SIZE) : "memory");
     return any;
