@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
+from threading import get_ident
 
 from rdmakit.errors import TransferTimeout
 
@@ -65,8 +66,19 @@ def rest(seconds: float) -> None:
         os.sched_yield()
 
 
+class _Clock:
+    """The wait of one thread."""
+
+    __slots__ = ("deadline", "idle", "limit", "since", "timeout")
+
+    def __init__(self, timeout: float) -> None:
+        self.timeout = self.limit = timeout
+        self.idle = 0
+        self.since = self.deadline = 0.0
+
+
 class Waiter:
-    """The waits of one communicator on this rank."""
+    """The waits of one communicator on this rank; each thread that waits has a clock of its own."""
 
     def __init__(
         self,
@@ -76,25 +88,42 @@ class Waiter:
         spins: int,
         check_peers: Callable[[], None] = lambda: None,
     ) -> None:
-        self.rank, self.host, self.timeout, self.spins = rank, host, timeout, spins
+        self.rank, self.host, self.spins = rank, host, spins
         self.check_peers = check_peers
         self.progress: Callable[[], None] = lambda: None
         """Moves messages of earlier operations, in waits that look at none themselves."""
         self.rest: Callable[[float], None] = rest
         """Gives the core away: for so many seconds, or for 0 to whoever is ready."""
-        self._idle = 0
-        self._since = 0.0
-        self._deadline = 0.0
+        self._usual = timeout
+        self._clocks: dict[int, _Clock] = {}
+        """By thread; as many as there were threads at once, since their numbers come again."""
+
+    def _clock(self) -> _Clock:
+        thread = get_ident()
+        clock = self._clocks.get(thread)
+        if clock is None:
+            clock = self._clocks[thread] = _Clock(self._usual)
+        return clock
+
+    @property
+    def timeout(self) -> float:
+        """Seconds that a wait may take; set, it holds for the waits of this thread."""
+        return self._clock().timeout
+
+    @timeout.setter
+    def timeout(self, seconds: float) -> None:
+        self._clock().timeout = seconds
 
     def start(self, timeout: float | None = None) -> None:
         """Begin a wait: its deadline counts from the first idle poll after this."""
-        self._idle = 0
-        self._since = 0.0
-        self._limit = self.timeout if timeout is None else timeout
+        clock = self._clock()
+        clock.idle = 0
+        clock.since = 0.0
+        clock.limit = clock.timeout if timeout is None else timeout
 
     def moved(self) -> None:
         """Note progress: the core is not yielded for a while."""
-        self._idle = 0
+        self._clock().idle = 0
 
     def idle(self, describe: Callable[[], str]) -> None:
         """Note a poll that found nothing.
@@ -103,25 +132,26 @@ class Waiter:
             TransferTimeout: the deadline has passed; the text has ``describe()``.
             PeerLost: the transport reports a dead peer.
         """
-        self._idle += 1
-        if self._idle <= self.spins:
+        clock = self._clock()
+        clock.idle += 1
+        if clock.idle <= self.spins:
             return
         self.rest(0)
-        if self._idle % _CHECK_EVERY:
+        if clock.idle % _CHECK_EVERY:
             return
         self.progress()
         now = time.monotonic()
-        if not self._since:
-            self._since = now
-            self._deadline = now + self._limit
-        elif now > self._deadline:
+        if not clock.since:
+            clock.since = now
+            clock.deadline = now + clock.limit
+        elif now > clock.deadline:
             raise TransferTimeout(
-                f"rank {self.rank} (host {self.host}): {describe()} after {now - self._since:.1f} s"
-                f" (limit {self._limit:g} s)"
+                f"rank {self.rank} (host {self.host}): {describe()} after {now - clock.since:.1f} s"
+                f" (limit {clock.limit:g} s)"
             )
-        if self._idle % _PEERS_EVERY == 0:
+        if clock.idle % _PEERS_EVERY == 0:
             self.check_peers()
-        if now - self._since > _NAP_AFTER:
+        if now - clock.since > _NAP_AFTER:
             self.rest(_NAP)
 
     def until(

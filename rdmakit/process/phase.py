@@ -1,13 +1,14 @@
 """What this rank is doing now: written on every call, read when something goes wrong.
 
-The record is one tuple in one attribute, replaced as a whole, so that the watchdog thread reads
-a consistent state without a lock on the writer's side.
+Each thread that communicates has a record of its own, a tuple that is replaced as a whole, so that
+the watchdog thread reads a consistent state without a lock on the writer's side.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from threading import get_ident
 from time import monotonic
 
 from rdmakit.config import format_size
@@ -18,19 +19,34 @@ Snapshot = tuple[str, tuple[int, ...], int, float, float | None]
 """Name, peers waited for, bytes, monotonic start, monotonic deadline of a blocking MPI call."""
 
 _SHOWN_PEERS = 8
+_OUTSIDE: Snapshot = ("", (), 0, 0.0, None)
 
 
 class Phase:
     """The phase of one process; use the module's ``current``.
 
-    ``enter`` and ``restore`` are for the thread that communicates; any thread may read.
+    ``enter`` and ``restore`` are for threads that communicate; any thread may read.
     """
 
-    __slots__ = ("now",)
+    __slots__ = ("_threads",)
 
     def __init__(self) -> None:
-        self.now: Snapshot = ("", (), 0, monotonic(), None)
-        """The present state; a name of '' is outside of any call."""
+        self._threads: dict[int, Snapshot] = {}
+        """Of each thread that is in a call."""
+
+    @property
+    def now(self) -> Snapshot:
+        """The present state; a name of '' is outside of any call.
+
+        Where several threads are in calls: that whose deadline is the first, or without deadlines
+        the one that has been so longest.
+        """
+        last = float("inf")
+        return min(
+            tuple(self._threads.values()),  # at once, as threads come and go
+            key=lambda one: (last if one[4] is None else one[4], one[3]),
+            default=_OUTSIDE,
+        )
 
     def enter(
         self,
@@ -50,20 +66,25 @@ class Phase:
                 inside MPI; waits of our own have their own deadline.
             start: ``time.monotonic()`` where the caller has just read it: half of the cost.
         """
-        before = self.now
+        thread = get_ident()
+        before = self._threads.get(thread, _OUTSIDE)
         if not start:
             start = monotonic()
-        self.now = (name, peers, nbytes, start, None if timeout is None else start + timeout)
+        deadline = None if timeout is None else start + timeout
+        self._threads[thread] = (name, peers, nbytes, start, deadline)
         return before
 
     @property
     def watched(self) -> bool:
-        """Whether the present phase has a deadline that the watchdog looks at."""
-        return self.now[4] is not None
+        """Whether this thread's phase has a deadline that the watchdog looks at."""
+        return self._threads.get(get_ident(), _OUTSIDE)[4] is not None
 
     def restore(self, before: Snapshot) -> None:
-        """End a phase: return to what ``enter`` returned."""
-        self.now = before
+        """End a phase of this thread: return to what ``enter`` returned."""
+        if before is _OUTSIDE:
+            self._threads.pop(get_ident(), None)
+        else:
+            self._threads[get_ident()] = before
 
     @contextmanager
     def during(
@@ -78,7 +99,7 @@ class Phase:
         try:
             yield
         finally:
-            self.now = before
+            self.restore(before)
 
     def describe(self, rank: int, host: str) -> str:
         """Return ``rank 3 (host n1): in allreduce 1M, waiting for rank 2 for 4.2 s``."""

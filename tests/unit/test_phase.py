@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from threading import Event, Thread
 from time import monotonic
 
 import pytest
@@ -14,7 +15,7 @@ def test_describe() -> None:
     assert phase.describe(3, "n1") == "rank 3 (host n1): outside of any call"
     before = phase.enter("allreduce/hierarchical", (2,), 1 << 20)
     name, peers, nbytes, start, _ = phase.now
-    phase.now = (name, peers, nbytes, start - 4.2, None)
+    phase.restore((name, peers, nbytes, start - 4.2, None))
     expected = "rank 3 (host n1): in allreduce/hierarchical 1M, waiting for rank 2 for 4.2 s"
     assert phase.describe(3, "n1") == expected
     phase.restore(before)
@@ -39,6 +40,33 @@ def test_nesting_keeps_the_outer_deadline() -> None:
             assert phase.now[4] is None
         assert phase.now is outer
     assert phase.now[0] == ""
+
+
+def test_threads_have_records_of_their_own() -> None:
+    """One thread's calls that begin and end around another's leave no deadline behind."""
+    phase = Phase()
+    entered, left, seen = Event(), Event(), []
+
+    def other() -> None:
+        before = phase.enter("wait for a message")
+        seen.append(phase.watched)
+        entered.set()
+        left.wait(10)
+        phase.restore(before)
+
+    outside = phase.enter("allreduce/mpi", timeout=60.0)
+    thread = Thread(target=other)
+    thread.start()
+    assert entered.wait(10)
+    assert phase.watched
+    assert phase.now[0] == "allreduce/mpi", "the one whose deadline is looked at"
+    phase.restore(outside)
+    assert not phase.watched
+    assert phase.now[0] == "wait for a message"
+    left.set()
+    thread.join()
+    assert seen == [False]
+    assert (phase.now[0], phase.now[4]) == ("", None)
 
 
 def test_one_per_process() -> None:

@@ -138,6 +138,18 @@ def test_deadline() -> None:
     assert any("in stuck" in line for line in stacks), err
 
 
+def test_deadline_and_word_between_signals_that_never_stop() -> None:
+    """As of a profiler's timer: each wakes the watchdog, whose own time comes all the same."""
+    body = (
+        "signal.signal(signal.SIGALRM, lambda *_: None)\ninstall()\n"
+        "signal.setitimer(signal.ITIMER_REAL, 0.05, 0.05)\n"
+        "current.enter('barrier', (0,), 0, 0.5)\nstuck()\n"
+    )
+    rc, out, err = end(start(body))
+    assert (rc, out) == (1, "ready;abort 1;")
+    assert "past its deadline" in err
+
+
 def test_no_deadline_no_end() -> None:
     body = (
         "install()\nbefore = current.enter('a', (), 0, 0.3)\ntime.sleep(0.1)\n"
@@ -185,7 +197,7 @@ def test_rank_dies_with_its_launcher() -> None:
 
 
 WITNESSED = (
-    "current.enter('barrier', (2,), 0)\ncurrent.now = ('loop', (), 0, time.monotonic(), None)\n"
+    "current.enter('barrier', (2,), 0)\ncurrent.restore(('loop', (), 0, time.monotonic(), None))\n"
     "install()\nos.write(1, b'ready;')\n"
 )
 
