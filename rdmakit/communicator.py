@@ -254,6 +254,7 @@ class Communicator(Collectives, PointToPoint, Splits):
             if isinstance(channel, MpiChannel) and isinstance(bootstrap, MpiBootstrap):
                 channel, places = MpiChannel.create(bootstrap), tuple(range(layout.size))
             waiter = waiter_of(bootstrap.rank, self.host, self.config, controls[1].size, hosts)
+            waiter.who = f"rank {bootstrap.rank} of a part ({self._waiter.who})"
             parts = Parts(controls, layout, window, channel, places, number, hosts)
             child._setup(parts, self._job, self.config, waiter, self)
         self._children.append(child)
@@ -307,6 +308,7 @@ class Communicator(Collectives, PointToPoint, Splits):
         """Wait until nothing is under way on any rank; see :meth:`_close`."""
         # Without a look at the peers: one that saw the barrier first may be gone by now.
         waiter = Waiter(self.rank, self.host, self._waiter.timeout, self._waiter.spins)
+        waiter.who = self._waiter.who
         waiter.rest = self._engine.rest
         quiet = Quiet(self._engine, self._state, self._mailbox, waiter)
         quiet.send_all()

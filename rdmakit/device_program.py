@@ -287,8 +287,8 @@ class DeviceRun:
         for index in sorted([*(index for _, index in self._requests), *self._awaits]):
             step = bound.program.steps[index]
             peer = step.owner if isinstance(step, Await) else getattr(step, "peer", -1)
-            if bound._places.job[peer] not in peers:
-                peers.append(bound._places.job[peer])
+            if bound._places.named[peer] not in peers:
+                peers.append(bound._places.named[peer])
         whom = ", ".join(f"rank {peer}" for peer in peers) if peers else "the GPU"
         return f"{bound.label}: waiting for {whom}"
 

@@ -35,10 +35,12 @@ _Op = tuple[int, Any, Any, Any]
 
 @dataclass(frozen=True)
 class Places:
-    """Where the ranks of a plan are: their index in this rank's window and in the job."""
+    """Where the ranks of a plan are: their index in this rank's window and on the channel."""
 
     window: dict[int, int]
     job: Sequence[int]
+    named: Sequence[int]
+    """What errors call them: their ranks in the communicator."""
 
 
 def _nothing(*_: Any) -> Any:
@@ -176,8 +178,8 @@ class Bound:
         for index in indices:
             step = self.program.steps[index]
             peer = step.owner if isinstance(step, Await) else getattr(step, "peer", None)
-            if peer is not None and self._places.job[peer] not in peers:
-                peers.append(self._places.job[peer])
+            if peer is not None and self._places.named[peer] not in peers:
+                peers.append(self._places.named[peer])
         match self.program.steps[indices[0]]:
             case Await(_, _, value):
                 what = f"step {value}"

@@ -50,6 +50,7 @@ class HostCalls(Group):
         *,
         identity: int = 0,
         job_ranks: tuple[int, ...] | None = None,
+        named: tuple[int, ...] | None = None,
         mpi: Any = None,
         label: str = "",
         family: Family | None = None,
@@ -61,6 +62,7 @@ class HostCalls(Group):
         self._places = Places(
             {rank: index for index, rank in enumerate(peers)},
             job_ranks or tuple(range(self.size)),
+            named or tuple(range(self.size)),
         )
         self._first_tag = pack(identity, TagKind.COLLECTIVE, 0)
         self._sequence = 0

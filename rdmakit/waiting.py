@@ -89,6 +89,8 @@ class Waiter:
         check_peers: Callable[[], None] = lambda: None,
     ) -> None:
         self.rank, self.host, self.spins = rank, host, spins
+        self.who = f"rank {rank} (host {host})"
+        """This rank in errors."""
         self.check_peers = check_peers
         self.progress: Callable[[], None] = lambda: None
         """Moves messages of earlier operations, in waits that look at none themselves."""
@@ -146,8 +148,8 @@ class Waiter:
             clock.deadline = now + clock.limit
         elif now > clock.deadline:
             raise TransferTimeout(
-                f"rank {self.rank} (host {self.host}): {describe()} after {now - clock.since:.1f} s"
-                f" (limit {clock.limit:g} s)"
+                f"{self.who}: {describe()} after {now - clock.since:.1f} s "
+                f"(limit {clock.limit:g} s)"
             )
         if clock.idle % _PEERS_EVERY == 0:
             self.check_peers()

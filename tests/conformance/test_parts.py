@@ -56,6 +56,25 @@ def test_part_of_a_layout(node: list[int]) -> None:
     assert part.nodes == {4: ((0, 1), (2, 3)), 3: ((0,), (1, 2))}[len(node)]
 
 
+def test_errors_of_a_part_call_ranks_as_the_part_does() -> None:
+    """And say which rank of the job this one is."""
+
+    def body(comm: Communicator) -> None:
+        part = comm.Split(comm.rank % 2)
+        if comm.rank == 1:
+            x = np.ones(1 << 14)
+            with pytest.raises(TransferTimeout) as error:
+                part.Allreduce(x, x, algorithm="hierarchical", timeout=0.3)
+            text = str(error.value)
+            assert text.startswith("rank 0 of a part (rank 1 (host "), text
+            assert "waiting for rank 1 " in text, text
+        else:
+            time.sleep(0.6)
+            comm._state.failure = "another gave up"
+
+    with_comm([1, 1, 1, 1], body, Config(timeout=10))
+
+
 def test_a_failure_spreads_over_the_channel() -> None:
     """A lost message ends all that use the channel, a wrong call its communicator alone."""
 
