@@ -255,7 +255,7 @@ def test_device_files(tmp_path: Path) -> None:
     assert "chmod" in denied.cure
     (tmp_path / "dev/infiniband/uverbs1").unlink()
     finding = ask_one(node(tmp_path, machine), "rdma.uverbs")
-    assert finding.status is Status.FAIL
+    assert finding.status is Status.WARN, "the other one serves"
     assert "uverbs1: not here" in finding.found
 
 
