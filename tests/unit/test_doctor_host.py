@@ -159,6 +159,9 @@ def test_shared_memory_is_judged_by_the_ranks(size: int, ranks: int) -> None:
         ({}, 0, Status.OK),
         ({"UCX_SYSV_HUGETLB_MODE": "y"}, 0, Status.FAIL),
         ({"UCX_SYSV_HUGETLB_MODE": "try"}, 0, Status.WARN),
+        ({"UCX_SYSV_HUGETLB_MODE": "n"}, 0, Status.OK),
+        ({"UCX_SYSV_HUGETLB_MODE": "No "}, 0, Status.OK),
+        ({"UCX_SYSV_HUGETLB_MODE": "n", "UCX_ALLOC_PRIO": "huge"}, 0, Status.WARN),
         ({"UCX_ALLOC_PRIO": "huge,thp,heap"}, 12, Status.OK),
     ],
 )
