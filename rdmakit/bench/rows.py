@@ -45,20 +45,42 @@ def phases(
         rows: those that were made.
         size: bytes of the whole all-reduce.
         algorithm: of the node phases' rows; None: any.
+
+    Returns:
+        Both, the first one 0 where each node has one rank; None where a part was not measured.
     """
     rails = at_size(of(rows, "inter", "rail allreduce"))
     if not rails:
         return None
-    inside, ranks = 0.0, 1
-    for case in ("reduce_scatter", "allgather"):
-        found = of(rows, "intra", case, algorithm)
-        ranks = next((row.ranks for row in found), ranks)
-        row = at_size(found).get(size)
-        inside += time_of(row) if row is not None else 0.0
+    ranks = max(_ranks_of_node(row) for row in rails.values())
+    inside = 0.0
+    for case in ("reduce_scatter", "allgather") if ranks > 1 else ():
+        row = _of_blocks(of(rows, "intra", case, algorithm), size)
+        if row is None:
+            return None
+        inside += time_of(row)
     nearest = min(rails, key=lambda nbytes: abs(log2(nbytes * ranks / size)))
     if not 0.25 <= nearest * ranks / size <= 4:
         return None  # latency there, bandwidth here: nothing follows from it
     return inside, time_of(rails[nearest]) * (size / ranks) / nearest
+
+
+def _of_blocks(rows: Sequence[Row], size: int) -> Row | None:
+    """Return the row that was asked to move ``size`` bytes, in equal blocks.
+
+    They are whole elements, so together they may be fewer than an element each too many.
+    """
+    fitting = (row for row in rows if 0 <= row.nbytes - size < row.ranks * _itemsize(row))
+    return min(fitting, key=lambda row: row.nbytes, default=None)
+
+
+def _itemsize(row: Row) -> int:
+    return row.nbytes // max(row.count, 1)
+
+
+def _ranks_of_node(row: Row) -> int:
+    """Return the ranks of the largest node: 8 of ``2x8`` and of ``8+7``."""
+    return max(map(int, row.ranks_per_node.rpartition("x")[2].split("+")))
 
 
 def impossible(share: float) -> str:

@@ -12,6 +12,8 @@ __all__ = ["network_stack", "read_ports", "rxe_mtu"]
 _CLASS = "/sys/class/infiniband"
 _WORD = 4
 """port_xmit_data and port_rcv_data count words of four bytes (InfiniBand specification, PMA)."""
+_END = (1 << 32) - 1
+"""Where a counter of 32 bits stops (InfiniBand specification, PortCounters): it tells no more."""
 _HARDWARE = (
     ("sent_pkts", "rcvd_pkts", "packets"),  # rdma_rxe
     ("tx_bytes", "rx_bytes", "bytes"),  # efa, bnxt_re
@@ -62,7 +64,7 @@ def _rdma(tree: HostTree, device: str, port: str) -> PortReading:
     sent, received, unit, source, mtu = None, None, "bytes", "no counters", 0
     words = [_number(tree, f"{base}/counters/port_{way}_data") for way in ("xmit", "rcv")]
     if None not in words:
-        sent, received = (_WORD * (word or 0) for word in words)
+        sent, received = (_WORD * word if word not in (None, _END) else None for word in words)
         source = "counters/port_xmit_data, port_rcv_data"
     else:
         for out, into, what in _HARDWARE:

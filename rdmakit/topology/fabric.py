@@ -11,7 +11,7 @@ import fnmatch
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from rdmakit.topology.health import Health, judge_ports, usual_rates
+from rdmakit.topology.health import Health, judge_ports, kind_of, usual_rates
 from rdmakit.topology.model import Machine, Nic, Port, natural
 from rdmakit.topology.words import Path
 
@@ -134,9 +134,11 @@ def _entries(machine: Machine) -> list[_Entry]:
         nearest = min((r.path for r in paths if r is not None), default=None)
         if None in paths and nearest not in _NEAR:
             nearest = None  # a nearer GPU may be in the part of the text that is missing
-        bond = nic.bond is not None or "bond" in (nic.name or "")
         for port in nic.ports or (None,):
-            rate = usual.get((nic.model, port.link_layer)) if port is not None else None
+            # Only RoCE's bonds merge devices: one of IPoIB interfaces leaves the ports as they are.
+            merged = nic.bond is not None and (port is None or port.link_layer != "InfiniBand")
+            bond = merged or "bond" in (nic.name or "")
+            rate = usual.get(kind_of(nic, port)) if port is not None else None
             found.append(
                 _Entry(
                     nic,
@@ -155,10 +157,11 @@ def _entries(machine: Machine) -> list[_Entry]:
 def _decide(machine: Machine, entries: list[_Entry]) -> None:
     """Set role and reason of each entry."""
     open_ = []
+    here = {nic.pci for nic in machine.nics if nic.pci is not None}
     for entry in entries:
         if entry.layer == "iWARP":
             entry.role, entry.reason = "other", "iWARP: UCX has no rc or ud over it"
-        elif entry.nic.virtual_of is not None:
+        elif entry.nic.virtual_of in here:  # alone, as in a pod, it is what there is
             entry.role = "vf"
             entry.reason = f"virtual function of {entry.nic.virtual_of}, which is here itself"
         else:

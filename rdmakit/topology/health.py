@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from rdmakit.topology.model import Nic, Port
 
-__all__ = ["Health", "judge_port", "judge_ports", "usual_rates"]
+__all__ = ["Health", "judge_port", "judge_ports", "kind_of", "usual_rates"]
 
 
 @dataclass(frozen=True)
@@ -72,22 +72,33 @@ def _remarks(port: Port) -> Iterable[str]:
         )
 
 
-def usual_rates(nics: Iterable[Nic]) -> dict[tuple[str | None, str | None], float]:
-    """Return the usual rate of active ports by (card type, link layer); of equals the highest."""
-    rates: dict[tuple[str | None, str | None], Counter[float]] = {}
+Kind = tuple[str | None, str | None, str | None]
+"""Type of card, board, link layer."""
+
+
+def kind_of(nic: Nic, port: Port) -> Kind:
+    """Return what equal ports have in common: type of card, board (its PSID), link layer.
+
+    Boards of one type are sold with other rates (HDR and HDR100).
+    """
+    return nic.model, nic.board, port.link_layer
+
+
+def usual_rates(nics: Iterable[Nic]) -> dict[Kind, float]:
+    """Return the usual rate of active ports of each kind; of equals the highest."""
+    rates: dict[Kind, Counter[float]] = {}
     for nic in nics:
         for port in nic.ports:
             if port.active and port.speed_gbps:
-                kind = rates.setdefault((nic.model, port.link_layer), Counter())
-                kind[port.speed_gbps] += 1
+                rates.setdefault(kind_of(nic, port), Counter())[port.speed_gbps] += 1
     return {key: max(count, key=lambda rate: (count[rate], rate)) for key, count in rates.items()}
 
 
 def judge_ports(nics: Iterable[Nic]) -> dict[tuple[str, int], Health]:
     """Return the health of every port by (label, number), compared with its equals.
 
-    A port slower than most active ports of the same card type and link layer is degraded: an
-    all-reduce over all rails runs at its pace.
+    A port slower than most active ports of its kind is degraded: an all-reduce over all rails runs
+    at its pace.
     """
     nics = tuple(nics)
     usual = usual_rates(nics)
@@ -95,13 +106,13 @@ def judge_ports(nics: Iterable[Nic]) -> dict[tuple[str, int], Health]:
     for nic in nics:
         for port in nic.ports:
             health = judge_port(port)
-            rate = usual.get((nic.model, port.link_layer))
+            rate = usual.get(kind_of(nic, port))
             if health.healthy and rate and port.speed_gbps and port.speed_gbps < rate:
                 peers = sum(
                     other.speed_gbps == rate
                     for n in nics
                     for other in n.ports
-                    if n.model == nic.model and other.link_layer == port.link_layer
+                    if kind_of(n, other) == kind_of(nic, port)
                 )
                 text = (
                     f"{port.speed_gbps:g} Gb/s where {peers} equal port(s) run at {rate:g}: lanes "

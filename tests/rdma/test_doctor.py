@@ -27,8 +27,9 @@ def only(*names: str) -> tuple[str, ...]:
 
 
 def bounded(*words: str) -> tuple[str, ...]:
-    """Return the words of a rank that may lock 64 KiB."""
-    return ("-c", f"{LOCKED}os.execv(sys.executable, [sys.executable, *sys.argv[1:]])", *words)
+    """Return the words of a rank that may lock 64 KiB, and no more as root either."""
+    start = "[*'setpriv --bounding-set=-ipc_lock'.split(), sys.executable, *sys.argv[1:]]"
+    return ("-c", f"{LOCKED}words = {start}; os.execvp(words[0], words)", *words)
 
 
 SOUND = add(Step("doctor", (*DOCTOR, "--path", *only("path", "rdma", "host"))))

@@ -9,11 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rdmakit.discovery.collect import collect
 from rdmakit.doctor.context import Context, RankView
 from rdmakit.doctor.model import Status
 from rdmakit.drivers.host import HostTree
 from rdmakit.topology.model import Gpu, Machine, Nic, NumaNode, PciDevice
-from tests.unit.fake_node import ask, ask_one, node, write
+from tests.unit.fake_node import absent, ask, ask_one, node, write
 
 GPUS = Machine(
     gpus=(Gpu(0, pci="0000:17:00.0"),),
@@ -85,6 +86,43 @@ def test_processes_by_the_tighter_limit(tmp_path: Path) -> None:
     assert "768" in finding.expected
     write(tmp_path, "/sys/fs/cgroup/pids.max", "max\n")
     assert ask_one(context, "host.processes").status is Status.OK
+
+
+EVERY, IDENTITY, ROOTLESS = 0x1FFFFFFFFFF, "0 0 4294967295", "0 1000 1\n1 100000 65536"
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "users", "limit", "status"),
+    [
+        (EVERY, IDENTITY, 65536, Status.OK),
+        (1 << 14, IDENTITY, 65536, Status.OK),
+        (EVERY & ~(1 << 14), IDENTITY, 65536, Status.FAIL),
+        (0, IDENTITY, 65536, Status.FAIL),
+        (EVERY, ROOTLESS, 65536, Status.FAIL),
+        (EVERY, None, 65536, Status.FAIL),
+        (None, IDENTITY, 65536, Status.FAIL),
+        (EVERY & ~(1 << 14), IDENTITY, "unlimited", Status.OK),
+    ],
+)
+def test_locked_memory_of_the_privileged(
+    tmp_path: Path, capabilities: int | None, users: str | None, limit: object, status: Status
+) -> None:
+    root = tmp_path / "here"
+    limits(root, Max_locked_memory=limit)
+    if capabilities is not None:
+        told = f"Name:\tx\nCapPrm:\t{EVERY:016x}\nCapEff:\t{capabilities:016x}\nCapBnd:\t0\n"
+        write(root, "/proc/self/status", told)
+    if users is not None:
+        write(root, "/proc/self/uid_map", users + "\n")
+    finding = ask_one(node(root, GPUS), "host.memlock")
+    assert finding.status is status
+    assert ("CAP_IPC_LOCK" in finding.found) == (status is Status.OK and limit != "unlimited")
+
+    def look(_: object, tree: HostTree, outputs: object) -> None:
+        ask_one(node(root, GPUS, tree=tree), "host.memlock")
+
+    collect(tmp_path / "kept", HostTree(root), absent, look=look)
+    assert ask_one(node(tmp_path / "kept", GPUS), "host.memlock") == finding
 
 
 MIB = 1 << 20
@@ -159,6 +197,9 @@ def test_shared_memory_is_judged_by_the_ranks(size: int, ranks: int) -> None:
         ({}, 0, Status.OK),
         ({"UCX_SYSV_HUGETLB_MODE": "y"}, 0, Status.FAIL),
         ({"UCX_SYSV_HUGETLB_MODE": "try"}, 0, Status.WARN),
+        ({"UCX_SYSV_HUGETLB_MODE": "n"}, 0, Status.OK),
+        ({"UCX_SYSV_HUGETLB_MODE": "No "}, 0, Status.OK),
+        ({"UCX_SYSV_HUGETLB_MODE": "n", "UCX_ALLOC_PRIO": "huge"}, 0, Status.WARN),
         ({"UCX_ALLOC_PRIO": "huge,thp,heap"}, 12, Status.OK),
     ],
 )

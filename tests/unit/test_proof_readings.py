@@ -56,6 +56,26 @@ def test_ports(tree: HostTree) -> None:
     assert found["rxe0:1"].source == "hw_counters/sent_pkts, rcvd_pkts"
 
 
+@pytest.mark.parametrize(
+    ("xmit", "rcv", "want"),
+    [
+        (0xFFFFFFFF, 75, (None, 300)),
+        (250, 0xFFFFFFFF, (1000, None)),
+        (0xFFFFFFFF, 0xFFFFFFFF, (None, None)),
+        (0xFFFFFFFE, 1 << 40, (4 * 0xFFFFFFFE, 4 << 40)),
+        (0, 0, (0, 0)),
+    ],
+)
+def test_a_counter_of_32_bits_stops_at_its_end(
+    tree: HostTree, tmp_path: Path, xmit: int, rcv: int, want: tuple[int | None, int | None]
+) -> None:
+    base = tmp_path / "sys/class/infiniband/mlx5_0/ports/1/counters"
+    (base / "port_xmit_data").write_text(f"{xmit}\n")
+    (base / "port_rcv_data").write_text(f"{rcv}\n")
+    reading = read_ports(tree)["mlx5_0:1"]
+    assert (reading.sent, reading.received) == want
+
+
 def test_nothing_there(tmp_path: Path) -> None:
     assert read_ports(HostTree(tmp_path)) == {}
 

@@ -90,9 +90,32 @@ def test_storage_pair_bond_and_vf_are_told_apart() -> None:
     }
     bond = Nic("mlx5_bond_0", "mlx5_bond_0", model="MT4129", ports=(port(200, "Ethernet"),))
     virtual = Nic("mlx5_9", "mlx5_9", model="MT4129", virtual_of="0000:01:00.0", ports=(port(),))
-    more = replace(one, nics=(*one.nics, bond, virtual))
+    physical = replace(one.nics[0], pci="0000:01:00.0")
+    more = replace(one, nics=(physical, *one.nics[1:], bond, virtual))
     assert roles(more)["mlx5_bond_0"] == "bond"
     assert roles(more)["mlx5_9"] == "vf"
+
+
+def test_a_virtual_function_is_the_fabric_where_its_physical_one_is_not() -> None:
+    virtual = Nic(
+        "mlx5_9", "mlx5_9", pci="0000:01:00.4", virtual_of="0000:01:00.0", ports=(port(),)
+    )
+    assert roles(Machine(nics=(virtual,))) == {"mlx5_9": "compute"}
+    nowhere = Nic("mlx5_0", "mlx5_0", ports=(port(100, "Ethernet"),))
+    assert roles(Machine(nics=(nowhere, virtual))) == {"mlx5_0": "other", "mlx5_9": "compute"}
+    physical = Nic("mlx5_8", "mlx5_8", pci="0000:01:00.0", ports=(port(),))
+    assert roles(Machine(nics=(physical, virtual))) == {"mlx5_8": "compute", "mlx5_9": "vf"}
+
+
+@pytest.mark.parametrize(("layer", "role"), [("InfiniBand", "compute"), ("Ethernet", "bond")])
+def test_a_bond_of_ipoib_merges_no_devices(layer: str, role: str) -> None:
+    one = machine([], [port(layer=layer)] * 8)
+    nics = tuple(
+        replace(nic, bond="bond0" if index in (2, 5) else None)
+        for index, nic in enumerate(one.nics)
+    )
+    found = roles(replace(one, nics=nics))
+    assert [found[nic.label] for nic in nics] == [role if nic.bond else "compute" for nic in nics]
 
 
 def test_a_bond_is_the_fabric_where_it_is_all_there_is() -> None:
@@ -125,6 +148,26 @@ def test_half_rate_among_equals_is_degraded() -> None:
     assert fabric.ports[7].health.healthy is False
     assert "1 of 8 degraded" in fabric.verdict
     assert fabric.ports[7].usable
+
+
+HDR, HDR100 = "MT_0000000223", "MT_0000000222"
+
+
+def boards(*cards: tuple[float, str]) -> Machine:
+    """Return ConnectX-6 cards of (rate, board)."""
+    one = machine([], [port(rate) for rate, _ in cards])
+    nics = zip(one.nics, cards, strict=True)
+    return replace(
+        one, nics=tuple(replace(nic, model="MT4123", board=own) for nic, (_, own) in nics)
+    )
+
+
+def test_boards_of_one_type_have_other_rates() -> None:
+    one = boards((200, HDR), (200, HDR), (100, HDR100), (100, HDR100))
+    healths = [own.health for own in classify(one).ports]
+    assert [(own.healthy, own.degraded) for own in healths] == [(True, False)] * 4
+    one = boards((200, HDR), (200, HDR), (100, HDR), (100, HDR100))
+    assert [own.health.degraded for own in classify(one).ports] == [False, False, True, False]
 
 
 def test_cards_of_another_kind_may_be_slower() -> None:

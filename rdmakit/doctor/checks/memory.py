@@ -109,7 +109,9 @@ def _huge(context: Context) -> Iterator[Finding]:
     asked = {
         name: value
         for name, value in context.environ.items()
-        if name.startswith("UCX_") and "HUGE" in f"{name}={value}".upper()
+        if name.startswith("UCX_")
+        and "HUGE" in f"{name}={value}".upper()
+        and value.strip().lower() not in ("n", "no", "off", "0")
     }
     text = context.read("/proc/meminfo") or ""
     numbers = {

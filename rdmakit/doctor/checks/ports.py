@@ -14,7 +14,7 @@ from rdmakit.doctor.context import Context
 from rdmakit.doctor.facts import compute_ports, made_by_software
 from rdmakit.doctor.model import Check, Finding, Status
 from rdmakit.topology.fabric import FabricPort, same_card
-from rdmakit.topology.health import usual_rates
+from rdmakit.topology.health import kind_of, usual_rates
 from rdmakit.topology.model import Nic, Port
 from rdmakit.topology.parsers.gids import address_of, choose_gid
 from rdmakit.topology.words import pcie_gbytes
@@ -107,11 +107,24 @@ def _no_port(context: Context) -> Finding:
 def _rate(context: Context) -> Iterator[Finding]:
     rates: Counter[float] = Counter()
     bad = 0
+    known = usual_rates(context.machine.nics)
     for own, nic, port in compute_ports(context):
         if port is None or not port.active or not port.speed_gbps:
             continue
         rates[port.speed_gbps] += 1
-        usual = usual_rates(context.machine.nics).get((nic.model, port.link_layer))
+        usual = known.get(kind_of(nic, port))
+        if usual and port.speed_gbps > usual and nic.board and own.health.healthy:
+            bad += 1  # which of them are right, the rates do not tell
+            yield RATE.finding(
+                Status.WARN,
+                f"{port.speed_gbps:g} Gb/s, where most cards of the same board ({nic.board}) run "
+                f"at {usual:g}: those lost lanes, or the other end is slower",
+                subject=own.title,
+                expected="one rate on equal cards",
+                cure="mlxlink -d DEVICE -m -c on the slower ones shows lanes, cable and what the "
+                "switch port offers",
+                urgency=23,
+            )
         narrow = port.link_layer == "InfiniBand" and port.width == "1X"
         if own.health.degraded or narrow:
             bad += 1

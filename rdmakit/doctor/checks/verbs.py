@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from rdmakit.discovery.sysfs import PCI
 from rdmakit.doctor.context import Context
-from rdmakit.doctor.facts import in_container, kernel_log, loaded, main_nics
+from rdmakit.doctor.facts import compute_ports, in_container, kernel_log, loaded, main_nics
 from rdmakit.doctor.model import Check, Finding, Status
 from rdmakit.topology.model import Nic, normal_address
 
@@ -34,32 +34,73 @@ def _cards(context: Context) -> list[tuple[str, str]]:
     return found
 
 
+_ELSEWHERE = ("given to a virtual machine", "virtual function")
+
+
+def _driver(context: Context, address: str) -> str:
+    """Return the driver that a card is bound to, or nothing."""
+    path = f"{PCI}/{address}/driver"
+    target = context.tree.resolve(path).rpartition("/")[2]
+    return "" if target == "driver" else target
+
+
+def _why_idle(context: Context, address: str, *, drivers: bool) -> str:
+    """Return why a card rightly has no RDMA device of its own; nothing where that is a fault.
+
+    ``drivers``: whether a driver that is not in these files is known not to be there.
+    """
+    base = f"{PCI}/{address}"
+    nets = context.tree.listdir(f"{base}/net")
+    if any(context.tree.exists(f"{base}/net/{net}/master/bonding/.") for net in nets):
+        return "member of a bond"
+    driver = _driver(context, address)
+    if driver.startswith("vfio"):
+        return _ELSEWHERE[0]
+    if context.tree.exists(f"{base}/physfn/."):
+        return _ELSEWHERE[1]
+    if in_container(context):
+        return "perhaps not of this container"
+    return "" if nets or driver or drivers else "of which nothing more is known"
+
+
 def _devices(context: Context) -> Iterator[Finding]:
-    named = {nic.pci for nic in context.machine.nics}
+    nics = context.machine.nics
     cards = _cards(context)
-    idle = [address for address, _ in cards if address not in named]
-    if idle and not context.machine.nics:
+    # All are asked: of a directory of files the others tell whether it has drivers at all.
+    bound = [_driver(context, address) for address, _ in cards]
+    drivers = context.live or any(bound)
+    named = {nic.pci for nic in nics}
+    idle = {
+        address: _why_idle(context, address, drivers=drivers)
+        for address, _ in cards
+        if address not in named
+    }
+    lost = [
+        address for address, why in idle.items() if (why not in _ELSEWHERE if not nics else not why)
+    ]
+    if lost:
         module = cards[0][1]
         there = loaded(context, module)
+        boxed = not nics and there and in_container(context)
         yield DEVICES.finding(
-            Status.FAIL if context.machine.gpus else Status.WARN,
-            f"{len(idle)} card(s) on the PCI bus ({', '.join(idle[:4])}), and no RDMA device"
+            Status.FAIL if context.machine.gpus and not nics else Status.WARN,
+            f"{len(lost)} card(s) on the PCI bus ({', '.join(lost[:4])}), and no RDMA device"
+            + (f" of theirs beside the {len(nics)} of others" if nics else "")
             + (f": {module} is not loaded" if there is False else ""),
             expected="an RDMA device for each card in /sys/class/infiniband",
             cure="in a container: the network namespace has none of its own (docker run "
             "--network=host, or rdma system set netns shared on the host)"
-            if there and in_container(context)
+            if boxed
             else f"modprobe {module} ib_uverbs rdma_ucm; dmesg | grep mlx5 says why not",
             urgency=9,
         )
-    elif idle:
+    elif nics or idle:
+        told = ", ".join(f"{count} {why}" for why, count in Counter(idle.values()).items())
         yield DEVICES.finding(
-            Status.OK,
-            f"{len(context.machine.nics)} RDMA device(s); {len(idle)} card(s) without one, as a "
-            "bond's members are",
+            Status.OK if nics else Status.SKIPPED,
+            f"{len(nics)} RDMA device(s)"
+            + (f"; {len(idle)} card(s) without one: {told}" if idle else ""),
         )
-    elif context.machine.nics:
-        yield DEVICES.finding(Status.OK, f"{len(context.machine.nics)} RDMA device(s)")
     elif context.tree.listdir("/sys/class") or context.tree.listdir(PCI):
         yield DEVICES.finding(Status.SKIPPED, "no RDMA device and no card for one: TCP alone")
     else:
@@ -89,6 +130,13 @@ def _modules(context: Context) -> Iterator[Finding]:
         yield MODULES.finding(Status.OK, f"{', '.join(wanted)} loaded")
 
 
+def _why_closed(context: Context, path: str, there: Sequence[str]) -> str | None:
+    """Return why a device file of those ``there`` is of no use; None: it is, or is not known."""
+    if path.rpartition("/")[2] not in there:
+        return "not here"
+    return context.tree.why_closed(path) if context.live else None
+
+
 def _files(context: Context) -> Iterator[Finding]:
     devices: dict[str, str] = {}
     for name in context.tree.listdir(_VERBS):
@@ -99,19 +147,19 @@ def _files(context: Context) -> Iterator[Finding]:
     if not devices:
         yield FILES.finding(Status.UNKNOWN, f"{_VERBS} does not tell which file is whose")
         return
-    names = [nic.name for nic in context.machine.nics if nic.name in devices]
-    closed: dict[str, str] = {}
-    for name in names:
-        path = devices[name]
-        if path.rpartition("/")[2] not in there:
-            closed[path] = "not here"
-        elif context.live and (why := context.tree.why_closed(path)) is not None:
-            closed[path] = why
+    nics = [nic for nic in context.machine.nics if nic.name in devices]
+    own = {nic.label for _, nic, _ in compute_ports(context)}
+    judged = [nic for nic in nics if nic.label in own] or nics
+    every = {nic.label: _why_closed(context, devices[nic.name or ""], there) for nic in nics}
+    closed = {
+        devices[nic.name or ""]: why for nic in judged if (why := every[nic.label]) is not None
+    }
     if closed:
         denied = any("denied" in why for why in closed.values())
         yield FILES.finding(
-            Status.FAIL,
-            ", ".join(f"{path}: {why}" for path, why in list(closed.items())[:6]),
+            Status.FAIL if len(closed) == len(judged) else Status.WARN,
+            ", ".join(f"{path}: {why}" for path, why in list(closed.items())[:6])
+            + ("" if len(closed) == len(judged) else f"; {len(judged)} NICs carry the job"),
             expected="device files that a program may open",
             cure=f"chmod 0666 {_DEV}/uverbs* (udev rule: 90-ib.rules, or the group rdma)"
             if denied
@@ -122,7 +170,12 @@ def _files(context: Context) -> Iterator[Finding]:
         )
     else:
         how = "there and open" if context.live else "there"
-        yield FILES.finding(Status.OK, f"{len(names)} device file(s) {how}")
+        other = sum(why is not None for why in every.values())
+        yield FILES.finding(
+            Status.OK,
+            f"{len(judged)} device file(s) {how}"
+            + (f"; {other} of NICs that do not carry the job cannot be opened" if other else ""),
+        )
 
 
 def _firmware(context: Context) -> Iterator[Finding]:
