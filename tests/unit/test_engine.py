@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
+import weakref
 from collections.abc import Callable
+from functools import partial
 
+import numpy as np
 import pytest
 
 from rdmakit.engine import Engine, Pending
@@ -183,6 +187,24 @@ def test_works_run_in_order_and_fail_together() -> None:
     with pytest.raises(CommunicatorClosed, match="unusable: TransferTimeout"):
         c.Wait()
     assert not family.busy
+
+
+def test_arrays_of_a_call_that_was_given_up_stay() -> None:
+    """Somebody may write to them later; to those of a call that has not begun nobody does."""
+    family = Family()
+    family.engine.threaded = False
+    began, behind, spare = (np.zeros(4) for _ in range(3))
+    alive = [weakref.ref(array) for array in (began, behind, spare)]
+    requests = [Request(family, waiter(family.engine, 0.1), "", (x,)) for x in (began, behind)]
+    family.submit(
+        Work(requests[0], lambda: Poll(lambda: False, "never"), partial(np.copyto, spare, 1))
+    )
+    family.submit(Work(requests[1], lambda: Poll(lambda: False, "never")))
+    with pytest.raises(TransferTimeout, match="never"):
+        requests[0].Wait()
+    del began, behind, spare, requests
+    gc.collect()
+    assert [ref() is not None for ref in alive] == [True, False, True]
 
 
 def test_waits_for_requests_of_several_engines() -> None:
