@@ -165,16 +165,16 @@ class Family:
                 moved = self._advance_works()
             if self.mailbox is not None and self.mailbox.busy:
                 moved = self.mailbox.advance() or moved
+            if moved and self._channel is not None:
+                self._flush_until = time.monotonic() + _FLUSH_SECONDS
+            elif self._flush_until and not self.works:
+                self._flush()
         except Exception as exc:
             self.fail(exc)
             return True
         except BaseException as exc:  # an interrupt of the thread that moves it
             self.fail(exc)
             raise
-        if moved and self._channel is not None:
-            self._flush_until = time.monotonic() + _FLUSH_SECONDS
-        elif self._flush_until and not self.works:
-            self._flush()
         return moved
 
     def _flush(self) -> None:
@@ -282,6 +282,10 @@ class Family:
         self._flush_until = 0.0
 
     def leave(self) -> None:
-        """Be no relative any more, after the communicator was closed."""
+        """Be no relative any more and no source, after the communicator was closed."""
         if self in self._relatives:
             self._relatives.remove(self)
+        with self.engine.held():
+            self._flush_until = 0.0  # the channel sends what it still holds as it is closed
+            if self in self.engine.active:
+                self.engine.active.remove(self)

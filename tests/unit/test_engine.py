@@ -15,6 +15,8 @@ import pytest
 from rdmakit.engine import Engine, Pending
 from rdmakit.errors import CommunicatorClosed, TransferTimeout
 from rdmakit.family import Family, Poll, Work
+from rdmakit.inter.ucx import UcxChannel
+from rdmakit.memory import MemoryChannel, Post
 from rdmakit.request import Request
 from rdmakit.status import UNDEFINED
 from rdmakit.waiting import Waiter, greet_seconds
@@ -205,6 +207,55 @@ def test_arrays_of_a_call_that_was_given_up_stay() -> None:
     del began, behind, spare, requests
     gc.collect()
     assert [ref() is not None for ref in alive] == [True, False, True]
+
+
+class Holding(MemoryChannel):
+    """A channel that never gets rid of its bytes."""
+
+    def __init__(self) -> None:
+        super().__init__(0, Post())
+        self.problem: Exception | None = None
+
+    def flush(self) -> bool:
+        if self.problem is not None:
+            raise self.problem
+        return False
+
+
+def flushing(channel: Holding) -> Family:
+    """Return a family that is a source only because of what the channel holds."""
+    family = Family(channel=channel)
+    family.engine.threaded = False
+    with family.engine.held():
+        family.stir(background=True)
+    family.engine.poke()
+    assert family.engine.active == [family]
+    return family
+
+
+def test_a_closed_family_is_no_source_any_more() -> None:
+    channel = Holding()
+    family = flushing(channel)
+    family.leave()
+    assert not family.engine.active
+    assert not family.busy
+    channel.problem = AttributeError("it has no worker any more")
+    family.engine.poke()
+
+
+def test_a_flush_that_fails_ends_its_family_and_not_the_engine() -> None:
+    channel = Holding()
+    family = flushing(channel)
+    channel.problem = ValueError("no flush")
+    family.engine.poke()
+    assert family.failure == "ValueError: no flush"
+    assert not family.engine.active
+
+
+def test_a_closed_ucx_channel_holds_nothing() -> None:
+    channel = UcxChannel.__new__(UcxChannel)
+    channel._tcp, channel._broken, channel._flushing, channel._worker = True, False, 0, None
+    assert channel.flush()
 
 
 def test_waits_for_requests_of_several_engines() -> None:
