@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import signal
 import threading
 import time
 import weakref
@@ -122,6 +123,55 @@ def test_the_lock_can_be_taken_again_and_rest_lets_others_in() -> None:
     thread.join(10)
     assert engine._acquire(False), "it was given back as often as it was taken"
     engine._release()
+
+
+def test_an_interrupt_while_rest_takes_the_lock_back_leaves_it_to_its_holder() -> None:
+    """Ctrl-C comes while the main thread waits for a lock that another holds."""
+    engine = Engine()
+    seen: list[object] = []
+
+    def other() -> None:
+        me = threading.get_ident()
+        engine.enter()
+        time.sleep(0.1)  # the main thread rests no longer, it waits
+        signal.pthread_kill(main, signal.SIGINT)
+        time.sleep(0.1)
+        seen.append(engine._owner == me)
+        try:
+            engine.leave()
+        except RuntimeError as exc:
+            seen.append(exc)
+
+    def rest_long() -> None:
+        with engine.held(), engine.held():
+            thread.start()
+            try:
+                for _ in range(10_000):
+                    engine.rest(0.001)
+            finally:
+                seen.append((engine._owner, engine._depth))
+
+    main = threading.get_ident()
+    thread = threading.Thread(target=other)
+    with pytest.raises(KeyboardInterrupt):
+        rest_long()
+    thread.join(10)
+    assert seen == [True, (main, 1)]
+    assert engine._acquire(False), "it was given back as often as it was taken"
+    engine._release()
+
+
+def test_a_thread_that_died_is_replaced() -> None:
+    engine = Engine()
+    dead = threading.Thread(target=lambda: None)
+    dead.start()
+    dead.join()
+    engine._thread = dead
+    source = Counts(3)
+    with engine.held():
+        engine.add(source, background=True)
+    until(lambda: not source.busy)
+    engine.stop()
 
 
 def test_rest_moves_the_others() -> None:
