@@ -9,6 +9,7 @@ import time
 import weakref
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -306,6 +307,35 @@ def test_a_closed_ucx_channel_holds_nothing() -> None:
     channel = UcxChannel.__new__(UcxChannel)
     channel._tcp, channel._broken, channel._flushing, channel._worker = True, False, 0, None
     assert channel.flush()
+
+
+class Crawls:
+    """A run that takes its time and moves all of it."""
+
+    moved = True
+
+    def __init__(self, seconds: float) -> None:
+        self.end = time.monotonic() + seconds
+
+    def advance(self) -> bool:
+        return time.monotonic() > self.end
+
+    def waits_for(self) -> str:
+        return "crawling"
+
+    def abandon(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("wait", [Request.Waitany, Request.Waitsome])
+def test_what_moves_ahead_gives_those_behind_it_more_time(wait: Callable[..., Any]) -> None:
+    family = Family()
+    family.engine.threaded = False
+    ahead, behind = (Request(family, waiter(family.engine), name, None) for name in "ab")
+    family.submit(Work(ahead, lambda: Crawls(0.8)))
+    family.submit(Work(behind, lambda: Poll(lambda: True, "b")))
+    assert wait([behind], timeout=0.2) in (0, [0])
+    assert ahead.done
 
 
 def test_waits_for_requests_of_several_engines() -> None:
