@@ -228,11 +228,15 @@ class GradientBucketer:
             f"{described(arrays, buffers)}"
         )
 
+    def _keep(self, slot: _Slot) -> tuple[object, ...]:
+        """Return what owns the memory of a bucket."""
+        arrays = tuple(self._arrays[index] for index in slot.bucket.indices)
+        return arrays, slot.fused, slot.stream
+
     def _start(self, slot: _Slot) -> None:
         comm, bucket = self._comm, slot.bucket
         label = f"{comm.label}gradients {slot.number} {format_size(bucket.nbytes)}"
-        keep = (tuple(self._arrays[index] for index in bucket.indices), slot.fused, slot.stream)
-        fused = slot.fused
+        keep, fused = self._keep(slot), slot.fused
         if not self._on_gpu:
             assert not isinstance(fused, DeviceFused)
             begins = comm._bucket_begins(bucket, fused, self._op, keep, gathered=True)
@@ -266,6 +270,7 @@ class GradientBucketer:
             comm._take_turn()
             ready = replace(slot.bucket.parts[0], stream=slot.stream.ptr or _LEGACY_STREAM)
             comm._gpu().side.follow(stream.ptr, (ready,))
-            comm._reduce_device_bucket(slot.bucket, fused, self._op, stream, gathered=True)
+            keep = self._keep(slot)
+            comm._reduce_device_bucket(slot.bucket, fused, self._op, stream, keep, gathered=True)
         finally:
             comm._waiter.timeout = usual

@@ -11,7 +11,7 @@ from rdmakit.buffer import Buffer, gpu_key
 from rdmakit.config import format_size
 from rdmakit.datatypes import Op, ReduceOp, check_reduction, op_of
 from rdmakit.errors import InvalidArgument, UnsupportedError
-from rdmakit.family import Run
+from rdmakit.family import Run, quarantine
 from rdmakit.host_calls import HostCalls
 from rdmakit.packing import HostScratch
 from rdmakit.plan.shape import Form, Kind
@@ -54,10 +54,11 @@ class Calls(HostCalls):
         try:
             self._take_turn()
             self._compare((kind, send, recv, op, name, root))
+            keep = (sendbuf, recvbuf)
             if name == "device":
-                self._run_device(kind, send, recv, op, root, stream)
+                self._run_device(kind, send, recv, op, root, stream, keep)
             else:
-                keep, scratch = (sendbuf, recvbuf), self._state.scratch
+                scratch = self._state.scratch
                 self._host_call(kind, send, recv, op, name, root, keep, scratch)[0]()
         finally:
             self._waiter.timeout = usual
@@ -104,9 +105,10 @@ class Calls(HostCalls):
         op: ReduceOp,
         root: int,
         stream: object,
-        keep: object = None,
+        keep: object,
         form: Form | None = None,
     ) -> None:
+        """Do it; ``keep`` owns the arrays, which outlive messages that are given up."""
         if self._state.failure or self._state.works:
             self._take_turn()
         try:
@@ -118,6 +120,7 @@ class Calls(HostCalls):
         except (InvalidArgument, UnsupportedError):
             raise  # nothing was started
         except BaseException as exc:
+            quarantine(keep)
             self._fail(exc)
             raise
 

@@ -143,18 +143,30 @@ class Engine:
 
         What a :class:`Waiter` does between polls.
         """
-        if self._owner != get_ident():
+        me = get_ident()
+        if self._owner != me:
             rest(seconds)
             if self.active:
                 self.poke()
             return
         depth, self._depth, self._owner = self._depth, 0, 0
-        self._release()
+        taken: list[bool] = []
+        raised: BaseException | None = None
         try:
+            self._release()
             rest(seconds)
-        finally:
-            self._acquire()
-            self._owner, self._depth = get_ident(), depth
+        except BaseException as exc:
+            raised = exc
+        # An interrupt waits until the lock is held again: the caller gives back what it took.
+        while not taken:
+            try:
+                # Taken and noted with nothing in between, where an interrupt could come.
+                taken.extend(map(self._acquire, (True,)))
+            except BaseException as exc:
+                raised = exc
+        self._owner, self._depth = me, depth
+        if raised is not None:
+            raise raised
         if self.active:
             self.step()
 
@@ -170,7 +182,7 @@ class Engine:
         if source not in self.active:
             self.active.append(source)
         if background and self.threaded and not self._stopping:
-            if self._thread is None:
+            if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(
                     target=self._serve, name="rdmakit-progress", daemon=True
                 )

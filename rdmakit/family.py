@@ -19,7 +19,7 @@ from rdmakit.packing import HostScratch
 from rdmakit.protocols import Channel
 from rdmakit.waiting import settle
 
-__all__ = ["Family", "Poll", "Run", "Work"]
+__all__ = ["Family", "Poll", "Run", "Work", "quarantine"]
 
 _FLUSH_SECONDS = 1.0
 
@@ -61,12 +61,16 @@ class Poll:
         return f"{self._label}: waiting for the other ranks"
 
     def abandon(self) -> None:
-        """Nothing can be taken back; what asks holds what it needs."""
-        _ABANDONED.append(self._ready)
+        """Nothing can be taken back: MPI's request stays."""
+        quarantine(self._ready)
 
 
-_ABANDONED: list[object] = []
-"""MPI requests that were given up: MPI may still write for them."""
+_QUARANTINE: list[object] = []
+
+
+def quarantine(*held: object) -> None:
+    """Keep requests and arrays until the process ends: a transfer given up may still write."""
+    _QUARANTINE.append(held)
 
 
 class Work:
@@ -103,8 +107,9 @@ class Work:
         return self._run.waits_for() if self._run is not None else self.pending.label
 
     def abandon(self) -> None:
-        """Give it up."""
+        """Give it up; its arrays stay where a part has begun, which may still write to them."""
         if self._run is not None:
+            quarantine(self._run, self.pending.keep, *self._steps)
             self._run.abandon()
 
     _run: Run | None
@@ -160,16 +165,16 @@ class Family:
                 moved = self._advance_works()
             if self.mailbox is not None and self.mailbox.busy:
                 moved = self.mailbox.advance() or moved
+            if moved and self._channel is not None:
+                self._flush_until = time.monotonic() + _FLUSH_SECONDS
+            elif self._flush_until and not self.works:
+                self._flush()
         except Exception as exc:
             self.fail(exc)
             return True
         except BaseException as exc:  # an interrupt of the thread that moves it
             self.fail(exc)
             raise
-        if moved and self._channel is not None:
-            self._flush_until = time.monotonic() + _FLUSH_SECONDS
-        elif self._flush_until and not self.works:
-            self._flush()
         return moved
 
     def _flush(self) -> None:
@@ -277,6 +282,10 @@ class Family:
         self._flush_until = 0.0
 
     def leave(self) -> None:
-        """Be no relative any more, after the communicator was closed."""
+        """Be no relative any more and no source, after the communicator was closed."""
         if self in self._relatives:
             self._relatives.remove(self)
+        with self.engine.held():
+            self._flush_until = 0.0  # the channel sends what it still holds as it is closed
+            if self in self.engine.active:
+                self.engine.active.remove(self)

@@ -106,7 +106,7 @@ class Many(Calls):
                 _told("allreduce_many", held, buffers, op, bucket_bytes, self._config.check)
             )
             if on_gpu(buffers):
-                self._many_on_device(plan, buffers, op, stream)
+                self._many_on_device(plan, buffers, op, stream, held)
                 return
             for bucket, fused in plan:
                 self._reduce_bucket(bucket, fused, op, (held, fused))
@@ -271,12 +271,12 @@ class Many(Calls):
         return found
 
     def _many_on_device(
-        self, plan: Plan, buffers: Sequence[Buffer], op: ReduceOp, stream: object
+        self, plan: Plan, buffers: Sequence[Buffer], op: ReduceOp, stream: object, keep: object
     ) -> None:
         held = self._many_stream(stream, buffers)
         for bucket, _ in plan:
             fused = self._fused_on_device(bucket)
-            self._reduce_device_bucket(bucket, fused, op, held)
+            self._reduce_device_bucket(bucket, fused, op, held, (keep, fused))
             if fused is not None:
                 self._give_area(fused.area)
 
@@ -286,17 +286,18 @@ class Many(Calls):
         fused: DeviceFused | None,
         op: ReduceOp,
         stream: Any,
+        keep: object,
         *,
         gathered: bool = False,
     ) -> None:
         if fused is None:
             part = bucket.parts[0]
-            self._run_device(Kind.ALLREDUCE, part, part, op, 0, stream)
+            self._run_device(Kind.ALLREDUCE, part, part, op, 0, stream, keep)
             return
         with fused.ordered(stream.ptr):
             if not gathered:
                 fused.gather()
-            self._run_device(Kind.ALLREDUCE, fused.flat, fused.flat, op, 0, stream)
+            self._run_device(Kind.ALLREDUCE, fused.flat, fused.flat, op, 0, stream, keep)
             fused.scatter()
 
     def _begin_device_bucket(

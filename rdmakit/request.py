@@ -92,18 +92,18 @@ class Request(Transfer, Waited):
     def _wait(self, timeout: float | None) -> None:
         family = self._family
         limit = timeout or self._waiter.timeout + self._slack
-
-        def moves() -> object:
-            return _moves_of(family) if self._kind == "collective" else self.moves
-
         before = current.enter(self.label)
         try:
-            family.engine.wait(lambda: self.done, self._waiter, self._describe, moves, limit)
+            family.engine.wait(lambda: self.done, self._waiter, self._describe, self._moved, limit)
         except TransportError as exc:
             family.fail(exc)
             raise
         finally:
             current.restore(before)
+
+    def _moved(self) -> object:
+        """Return what differs once it, or the collective that it is behind, has moved."""
+        return _moves_of(self._family) if self._kind == "collective" else self.moves
 
     def _describe(self) -> str:
         if self._kind != "collective":
@@ -304,8 +304,8 @@ def _wait_for_one(requests: Sequence[Request], timeout: float | None) -> None:
             engine.poke()
         return any(request.done for request in requests)
 
-    def moves() -> int:
-        return sum(request.moves for request in requests)
+    def moves() -> object:
+        return [request._moved() for request in requests]
 
     def describe() -> str:
         return f"waiting for one of {len(requests)} requests, the first: {first._describe()}"

@@ -344,7 +344,7 @@ class UcxChannel:
 
     def flush(self) -> bool:
         """Return whether the worker holds no unsent bytes; RDMA transports never do."""
-        if not self._tcp or self._broken:
+        if not self._tcp or self._broken or self._worker is None:
             return True
         if self._flushing:  # an earlier one says nothing of what was sent since
             if not ucx_loading.flushed(self._flushing):

@@ -139,7 +139,7 @@ class Door:
         pass
 
     def free(self, address: int) -> None:
-        pass
+        self.drain()  # as the device does: what is under way may use it
 
     def flush_nic_writes(self, *, all_devices: bool) -> None:
         assert all_devices

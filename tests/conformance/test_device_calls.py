@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import threading
+import weakref
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,6 +18,7 @@ from rdmakit.errors import (
     InvalidArgument,
     RdmaKitError,
     SetupError,
+    TransferTimeout,
     UnsupportedError,
 )
 from rdmakit.layout import RankLayout
@@ -247,3 +251,33 @@ def test_an_error_of_the_gpu_is_told_by_the_request() -> None:
         assert "a kernel said so" in comm._state.failure
 
     with_gpus([2], body, check=False)
+
+
+GIVEN_UP = {
+    "blocking": lambda comm, x, y: comm.Allreduce(x, y, timeout=0.2),
+    "many": lambda comm, x, y: comm.allreduce_many([x, y], timeout=0.2),
+    "later": lambda comm, x, y: comm.Iallreduce(x, y).Wait(timeout=0.2),
+}
+
+
+@pytest.mark.parametrize("way", ["steps", "direct-steps", "direct"])
+@pytest.mark.parametrize("call", GIVEN_UP)
+def test_arrays_of_a_call_that_was_given_up_stay(call: str, way: str) -> None:
+    """A message that comes after the timeout may still be written to them."""
+    gone = threading.Barrier(2)
+
+    def body(comm: Communicator) -> list[bool]:
+        comm.Allreduce(Array(np.ones(3000)), Array(np.ones(3000)))
+        alive = []
+        if comm.rank == 0:
+            x, y = Array(np.ones(3000)), Array(np.ones(3000))
+            alive = [weakref.ref(x), weakref.ref(y)]
+            with pytest.raises(TransferTimeout):
+                GIVEN_UP[call](comm, x, y)
+            del x, y
+            gc.collect()
+        gone.wait(20)
+        comm._state.failure = "given up"
+        return [ref() is not None for ref in alive]
+
+    assert with_gpus([1, 1], body, check=False, **WAYS[way])[0] == [True, True]

@@ -19,7 +19,9 @@ from rdmakit import (
     Kind,
     Request,
     TransferTimeout,
+    family,
 )
+from rdmakit.memory import MemoryChannel
 from tests.conformance.nonblocking import CASES, KINDS, begin
 from tests.conformance.ranks import with_comm
 
@@ -196,6 +198,23 @@ def test_close_waits() -> None:
 
     for sizes in ([2], [2, 1]):
         with_comm(sizes, body)
+
+
+def test_a_closed_one_is_no_source_of_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the channel still held bytes: the next communicator has the same engine."""
+
+    def body(comm: Communicator) -> None:
+        receive = comm.Irecv(np.zeros(3), 1 - comm.rank)
+        comm.Send(np.ones(3), 1 - comm.rank)
+        receive.Wait()
+        comm._engine.poke()
+        assert comm._state in comm._engine.active
+        comm.close()
+        assert not comm._engine.active
+
+    monkeypatch.setattr(family, "_FLUSH_SECONDS", 60.0)
+    monkeypatch.setattr(MemoryChannel, "flush", lambda self: False)
+    with_comm([1, 1], body)
 
 
 def test_without_a_progress_thread() -> None:

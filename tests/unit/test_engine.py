@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import gc
+import signal
 import threading
 import time
+import weakref
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
+import numpy as np
 import pytest
 
 from rdmakit.engine import Engine, Pending
 from rdmakit.errors import CommunicatorClosed, TransferTimeout
 from rdmakit.family import Family, Poll, Work
+from rdmakit.inter.ucx import UcxChannel
+from rdmakit.memory import MemoryChannel, Post
 from rdmakit.request import Request
 from rdmakit.status import UNDEFINED
 from rdmakit.waiting import Waiter, greet_seconds
@@ -118,6 +126,55 @@ def test_the_lock_can_be_taken_again_and_rest_lets_others_in() -> None:
     engine._release()
 
 
+def test_an_interrupt_while_rest_takes_the_lock_back_leaves_it_to_its_holder() -> None:
+    """Ctrl-C comes while the main thread waits for a lock that another holds."""
+    engine = Engine()
+    seen: list[object] = []
+
+    def other() -> None:
+        me = threading.get_ident()
+        engine.enter()
+        time.sleep(0.1)  # the main thread rests no longer, it waits
+        signal.pthread_kill(main, signal.SIGINT)
+        time.sleep(0.1)
+        seen.append(engine._owner == me)
+        try:
+            engine.leave()
+        except RuntimeError as exc:
+            seen.append(exc)
+
+    def rest_long() -> None:
+        with engine.held(), engine.held():
+            thread.start()
+            try:
+                for _ in range(10_000):
+                    engine.rest(0.001)
+            finally:
+                seen.append((engine._owner, engine._depth))
+
+    main = threading.get_ident()
+    thread = threading.Thread(target=other)
+    with pytest.raises(KeyboardInterrupt):
+        rest_long()
+    thread.join(10)
+    assert seen == [True, (main, 1)]
+    assert engine._acquire(False), "it was given back as often as it was taken"
+    engine._release()
+
+
+def test_a_thread_that_died_is_replaced() -> None:
+    engine = Engine()
+    dead = threading.Thread(target=lambda: None)
+    dead.start()
+    dead.join()
+    engine._thread = dead
+    source = Counts(3)
+    with engine.held():
+        engine.add(source, background=True)
+    until(lambda: not source.busy)
+    engine.stop()
+
+
 def test_rest_moves_the_others() -> None:
     engine, source = Engine(), Counts(3)
     engine.active.append(source)
@@ -183,6 +240,102 @@ def test_works_run_in_order_and_fail_together() -> None:
     with pytest.raises(CommunicatorClosed, match="unusable: TransferTimeout"):
         c.Wait()
     assert not family.busy
+
+
+def test_arrays_of_a_call_that_was_given_up_stay() -> None:
+    """Somebody may write to them later; to those of a call that has not begun nobody does."""
+    family = Family()
+    family.engine.threaded = False
+    began, behind, spare = (np.zeros(4) for _ in range(3))
+    alive = [weakref.ref(array) for array in (began, behind, spare)]
+    requests = [Request(family, waiter(family.engine, 0.1), "", (x,)) for x in (began, behind)]
+    family.submit(
+        Work(requests[0], lambda: Poll(lambda: False, "never"), partial(np.copyto, spare, 1))
+    )
+    family.submit(Work(requests[1], lambda: Poll(lambda: False, "never")))
+    with pytest.raises(TransferTimeout, match="never"):
+        requests[0].Wait()
+    del began, behind, spare, requests
+    gc.collect()
+    assert [ref() is not None for ref in alive] == [True, False, True]
+
+
+class Holding(MemoryChannel):
+    """A channel that never gets rid of its bytes."""
+
+    def __init__(self) -> None:
+        super().__init__(0, Post())
+        self.problem: Exception | None = None
+
+    def flush(self) -> bool:
+        if self.problem is not None:
+            raise self.problem
+        return False
+
+
+def flushing(channel: Holding) -> Family:
+    """Return a family that is a source only because of what the channel holds."""
+    family = Family(channel=channel)
+    family.engine.threaded = False
+    with family.engine.held():
+        family.stir(background=True)
+    family.engine.poke()
+    assert family.engine.active == [family]
+    return family
+
+
+def test_a_closed_family_is_no_source_any_more() -> None:
+    channel = Holding()
+    family = flushing(channel)
+    family.leave()
+    assert not family.engine.active
+    assert not family.busy
+    channel.problem = AttributeError("it has no worker any more")
+    family.engine.poke()
+
+
+def test_a_flush_that_fails_ends_its_family_and_not_the_engine() -> None:
+    channel = Holding()
+    family = flushing(channel)
+    channel.problem = ValueError("no flush")
+    family.engine.poke()
+    assert family.failure == "ValueError: no flush"
+    assert not family.engine.active
+
+
+def test_a_closed_ucx_channel_holds_nothing() -> None:
+    channel = UcxChannel.__new__(UcxChannel)
+    channel._tcp, channel._broken, channel._flushing, channel._worker = True, False, 0, None
+    assert channel.flush()
+
+
+class Crawls:
+    """A run that takes its time and moves all of it."""
+
+    moved = True
+
+    def __init__(self, seconds: float) -> None:
+        self.end = time.monotonic() + seconds
+
+    def advance(self) -> bool:
+        return time.monotonic() > self.end
+
+    def waits_for(self) -> str:
+        return "crawling"
+
+    def abandon(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("wait", [Request.Waitany, Request.Waitsome])
+def test_what_moves_ahead_gives_those_behind_it_more_time(wait: Callable[..., Any]) -> None:
+    family = Family()
+    family.engine.threaded = False
+    ahead, behind = (Request(family, waiter(family.engine), name, None) for name in "ab")
+    family.submit(Work(ahead, lambda: Crawls(0.8)))
+    family.submit(Work(behind, lambda: Poll(lambda: True, "b")))
+    assert wait([behind], timeout=0.2) in (0, [0])
+    assert ahead.done
 
 
 def test_waits_for_requests_of_several_engines() -> None:
