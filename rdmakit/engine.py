@@ -20,6 +20,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
+from itertools import starmap
 from threading import get_ident
 from typing import Protocol
 
@@ -33,6 +34,8 @@ _LEAST_NAP, _MOST_NAP, _GROWTH = 5e-5, 1e-3, 1.3
 _LOOK_EVERY = 0.5
 """Seconds between two questions to the transport about dead peers."""
 _STOP_SECONDS = 5.0
+_ONCE: tuple[tuple[()]] = ((),)
+"""For starmap: one call without arguments."""
 
 
 class Pending:
@@ -150,18 +153,19 @@ class Engine:
                 self.poke()
             return
         depth, self._depth, self._owner = self._depth, 0, 0
+        given: list[None] = []
         taken: list[bool] = []
         raised: BaseException | None = None
+        # Given or taken, and noted, with nothing in between where an interrupt could come. It
+        # waits until the lock is held again: the caller gives back what it took.
         try:
-            self._release()
+            given.extend(starmap(self._release, _ONCE))
             rest(seconds)
         except BaseException as exc:
             raised = exc
-        # An interrupt waits until the lock is held again: the caller gives back what it took.
-        while not taken:
+        while given and not taken:
             try:
-                # Taken and noted with nothing in between, where an interrupt could come.
-                taken.extend(map(self._acquire, (True,)))
+                taken.extend(starmap(self._acquire, _ONCE))
             except BaseException as exc:
                 raised = exc
         self._owner, self._depth = me, depth
