@@ -79,10 +79,10 @@ def test_checked(sizes: list[int]) -> None:
 
     def body(comm: Communicator) -> str:
         if comm.rank:
-            time.sleep(0.2)
+            time.sleep(1.0)
         started = time.monotonic()
         first, check = begin(comm, Kind.ALLREDUCE, 500, 0)
-        assert time.monotonic() - started < 0.15, "the call waited for others"
+        assert time.monotonic() - started < 0.8, "the call waited for others"
         first.Wait()
         check()
         x = np.zeros(5)
@@ -186,7 +186,7 @@ def test_a_blocking_call_behind_one_that_never_ends() -> None:
 def test_close_waits() -> None:
     def body(comm: Communicator) -> None:
         if comm.rank:
-            time.sleep(0.2)
+            time.sleep(1.0)
         request, check = begin(comm, Kind.ALLREDUCE, 100_000, 3)
         comm.close()
         assert request.done
