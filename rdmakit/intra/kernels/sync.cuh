@@ -114,7 +114,7 @@ struct Sync {
   static __device__ __forceinline__ u32 join(u32 value) {
     if (TEAMS == 1) return __syncthreads_or(value);
     u32 any;
-    // By whole warps, with the aligned form: synccheck takes the other for one of all the block.
+    // By whole warps, in the aligned form. PTX allows the other as well, but synccheck reports it.
     __syncwarp();
     asm volatile(
         "{ .reg .pred p, q; setp.ne.u32 q, %1, 0; barrier.cta.red.or.pred.aligned p, %2, %3, q;"
