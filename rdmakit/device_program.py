@@ -241,7 +241,7 @@ class DeviceRun:
             case Send(peer, _, tag) | Recv(peer, _, tag):
                 assert bound._channel is not None
                 move = bound._channel.send if isinstance(step, Send) else bound._channel.recv
-                request = move(bound._places.channel[peer], action, self._tag + tag)
+                request = move(bound._places.job[peer], action, self._tag + tag)
                 self._requests.append((request, index))
 
     def _complete(self, index: int, *, device: bool) -> None:

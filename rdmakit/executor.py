@@ -38,7 +38,7 @@ class Places:
     """Where the ranks of a plan are: their index in this rank's window and on the channel."""
 
     window: dict[int, int]
-    channel: Sequence[int]
+    job: Sequence[int]
     named: Sequence[int]
     """What errors call them: their ranks in the communicator."""
 
@@ -167,7 +167,7 @@ class Bound:
                 assert self._channel is not None
                 handle = self._channel.wrap(view(ref).view(np.uint8))
                 kind = _SEND if isinstance(step, Send) else _RECV
-                return (kind, self._places.channel[peer], handle, tag)
+                return (kind, self._places.job[peer], handle, tag)
         raise TypeError(step)
 
     def _waits_for(self, *indices: int) -> str:
